@@ -1,0 +1,525 @@
+//! The control half: the CC/CSTS machine, resets, the turn of the loop, interrupts.
+
+use std::{
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use dma::MemoryMap;
+use doorbell::{Armed, Depth};
+use nvme::{
+    AdminOpcode, Status,
+    logs::AsyncEvent,
+    registers::{Cc, Csts, Doorbell, ShutdownNotification, ShutdownStatus, doorbell_at},
+};
+use pci::{Interrupts, Wait};
+use thiserror::Error;
+
+use crate::{
+    admin::{Reply, events::Events, features::Features, logs::ErrorLog},
+    config::{Config, ConfigError},
+    engine::{DSTRD, Engine, Failure, Fetch, Fetched},
+    namespace::Namespace,
+    queue::{CompletionQueue, SubmissionQueue},
+    registers::{RegisterEvent, Registers},
+    stats::Report,
+    support::Offer,
+};
+
+/// Commands that one queue may have carried out before the next queue gets its turn.
+const BATCH: u16 = 64;
+
+/// Bounds of the slow look at sleeping queues. Drivers before Linux 4.19 lack the full barrier, so one of their commands can
+/// go unnoticed; the look finds it.
+const FIRST_LOOK: Duration = Duration::from_millis(5);
+const LAST_LOOK: Duration = Duration::from_secs(1);
+
+/// Why a controller could not be made.
+#[derive(Debug, Error)]
+pub enum CreateError {
+    /// A setting is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The configuration space cannot be laid out.
+    #[error("PCI configuration space: {0}")]
+    Pci(pci::ConfigError),
+    /// A disk gives us no queue.
+    #[error("cannot open a queue on {disk}: {error}")]
+    Disk {
+        /// Which disk.
+        disk: String,
+        /// What the system says.
+        error: io::Error,
+    },
+}
+
+/// What a reset takes with it (NVMe Base 2.1 §3.7.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reset {
+    /// CC.EN was cleared: AQA, ASQ, ACQ and the rest of CC stay.
+    Enable,
+    /// NVM subsystem reset: all registers, and CSTS.NSSRO says so.
+    Subsystem,
+    /// Function level, or by the VMM: all registers.
+    Function,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// CSTS.RDY is 0.
+    Disabled,
+    /// CSTS.RDY is 1.
+    Ready,
+    /// A reset has begun; requests are still at a backend, and RDY stays as it was until they are back.
+    Draining(Reset),
+}
+
+/// An NVMe controller without its bus.
+#[derive(Debug)]
+pub(crate) struct Controller {
+    pub(crate) config: Config,
+    pub(crate) offer: Offer,
+    pub(crate) registers: Registers,
+    pub(crate) engine: Engine,
+    pub(crate) interrupts: Interrupts,
+    /// MSI-X is in use; else the legacy line is.
+    pub(crate) msix_enabled: bool,
+    /// The function may read and write guest memory.
+    pub(crate) bus_master: bool,
+    pub(crate) features: Features,
+    pub(crate) events: Events,
+    pub(crate) errors: ErrorLog,
+    pub(crate) unsafe_shutdowns: u64,
+    pub(crate) started: Instant,
+    state: State,
+    /// The last call of [`Controller::prepare_wait`] allowed a sleep.
+    asleep: bool,
+    /// Until the next slow look.
+    look_after: Duration,
+    /// When the last sleep ended, and how much time was spent awake before.
+    awake_since: Instant,
+    busy: Duration,
+}
+
+impl Controller {
+    pub(crate) fn new(config: Config) -> Result<Self, CreateError> {
+        config.check()?;
+        let mut namespaces = Vec::new();
+        for (nsid, device) in (1..).zip(&config.namespaces) {
+            let opened = Namespace::open(device, &config.serial, nsid);
+            namespaces.push(opened.map_err(|error| CreateError::Disk { disk: device.name(), error })?);
+        }
+        let queues = config.io_queues + 1;
+        let now = Instant::now();
+        Ok(Self {
+            offer: Offer { shadow_doorbells: config.shadow_doorbells },
+            registers: Registers::new(config.queue_entries),
+            features: Features::new(namespaces.len(), queues),
+            engine: Engine::new(namespaces, queues.into()),
+            interrupts: Interrupts::new(queues),
+            msix_enabled: false,
+            bus_master: false,
+            events: Events::default(),
+            errors: ErrorLog::default(),
+            unsafe_shutdowns: 0,
+            started: now,
+            state: State::Disabled,
+            asleep: false,
+            look_after: FIRST_LOOK,
+            awake_since: now,
+            busy: Duration::ZERO,
+            config,
+        })
+    }
+
+    pub(crate) fn report(&self) -> Report {
+        let mut report = self.engine.counters.report();
+        report.device.shadow_doorbells = self.engine.shadow.is_some();
+        report
+    }
+
+    /// Whether some disk has a cache that a flush empties.
+    pub(crate) fn has_write_cache(&self) -> bool {
+        self.engine.namespaces.iter().any(|n| n.capabilities.volatile_cache)
+    }
+
+    /// Time spent awake.
+    pub(crate) fn busy_time(&self) -> Duration {
+        self.busy
+    }
+
+    // ---- registers --------------------------------------------------------------------------------------------------
+
+    /// A write to BAR0 of any width. Registers are dwords; whatever is not made of whole ones is ignored.
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) {
+        let (dwords, rest) = data.as_chunks::<4>();
+        if !offset.is_multiple_of(4) || !rest.is_empty() {
+            tracing::debug!(offset, len = data.len(), "register write that is not made of dwords was ignored");
+            return;
+        }
+        for (at, value) in (offset..).step_by(4).zip(dwords) {
+            let value = u32::from_le_bytes(*value);
+            if at >= nvme::registers::offset::DOORBELLS {
+                self.ring(at, value);
+                continue;
+            }
+            match self.registers.write(at, value) {
+                RegisterEvent::None => {}
+                RegisterEvent::Cc(before) => self.configure(before),
+                RegisterEvent::SubsystemReset => self.begin_reset(Reset::Subsystem),
+                RegisterEvent::InterruptMask => self.raise_line(),
+            }
+        }
+    }
+
+    /// A doorbell register was written.
+    fn ring(&mut self, at: u64, value: u32) {
+        if self.state != State::Ready {
+            return;
+        }
+        let counters = &mut self.engine.counters;
+        let refused = match doorbell_at(at, DSTRD) {
+            Some(Doorbell::SqTail(qid)) => match self.engine.sqs.get_mut(usize::from(qid)) {
+                Some(Some(queue)) => {
+                    counters.queue(qid).sq_doorbell_writes += 1;
+                    queue.consumer.ring(value).err().map(|_| Some(qid))
+                }
+                _ => Some(None),
+            },
+            Some(Doorbell::CqHead(qid)) => match self.engine.cqs.get_mut(usize::from(qid)) {
+                Some(Some(queue)) => {
+                    counters.queue(qid).cq_doorbell_writes += 1;
+                    queue.producer.ring(value).err().map(|_| Some(qid))
+                }
+                _ => Some(None),
+            },
+            None => Some(None),
+        };
+        match refused {
+            None => {}
+            Some(Some(qid)) => self.invalid_doorbell(qid),
+            Some(None) => self.events.raise(AsyncEvent::INVALID_DOORBELL_REGISTER),
+        }
+    }
+
+    fn invalid_doorbell(&mut self, qid: u16) {
+        self.engine.counters.queue(qid).invalid_doorbells += 1;
+        self.events.raise(AsyncEvent::INVALID_DOORBELL_VALUE);
+    }
+
+    /// CC was written (NVMe Base 2.1 §3.1.4.5).
+    fn configure(&mut self, before: Cc) {
+        let cc = self.registers.cc;
+        match (before.en(), cc.en()) {
+            (false, true) if self.state == State::Disabled => self.enable(),
+            // Enabled again before RDY has cleared: `drained` comes back to it.
+            (false, true) => {}
+            (true, false) if self.state == State::Ready => self.begin_reset(Reset::Enable),
+            // It was not ready because it could not be enabled.
+            (true, false) if self.state == State::Disabled => self.registers.csts = Csts(0),
+            _ => {}
+        }
+        if cc.shn() != ShutdownNotification::NONE
+            && cc.shn() != before.shn()
+            && self.registers.csts.shst() == ShutdownStatus::NORMAL_OPERATION
+        {
+            self.registers.csts = self.registers.csts.with_shst(ShutdownStatus::OCCURRING);
+            self.engine.flush_all();
+            self.finish_shutdown();
+        }
+    }
+
+    fn finish_shutdown(&mut self) -> bool {
+        let done = self.registers.csts.shst() == ShutdownStatus::OCCURRING && !self.engine.is_flushing();
+        if done {
+            self.registers.csts = self.registers.csts.with_shst(ShutdownStatus::COMPLETE);
+        }
+        done
+    }
+
+    fn enable(&mut self) {
+        match self.try_enable() {
+            Ok(()) => {
+                self.state = State::Ready;
+                self.registers.csts = self.registers.csts.with_rdy(true);
+                self.engine.counters.device.enables += 1;
+            }
+            Err(reason) => {
+                tracing::warn!(reason, cc = self.registers.cc.0, "the controller cannot be enabled: fatal status");
+                self.registers.csts = self.registers.csts.with_cfs(true);
+            }
+        }
+    }
+
+    fn try_enable(&mut self) -> Result<(), &'static str> {
+        let Registers { cap, cc, aqa, asq, acq, .. } = self.registers;
+        let check = |good: bool, reason| if good { Ok(()) } else { Err(reason) };
+        check((cap.mpsmin()..=cap.mpsmax()).contains(&cc.mps()), "CC.MPS is not between CAP.MPSMIN and CAP.MPSMAX")?;
+        check(matches!(cc.css(), 0 | 6), "CC.CSS selects no command set that is on offer")?;
+        check(cc.ams() == 0, "CC.AMS selects an arbitration that is not on offer")?;
+        let page = 4096u64 << cc.mps();
+        check(asq.is_multiple_of(page) && acq.is_multiple_of(page), "ASQ or ACQ is not page aligned")?;
+        let sq_depth = Depth::from_size_z(aqa.asqs_z()).map_err(|_| "AQA.ASQS is 0")?;
+        let cq_depth = Depth::from_size_z(aqa.acqs_z()).map_err(|_| "AQA.ACQS is 0")?;
+        let memory = &self.engine.memory;
+        let cq = CompletionQueue::new(memory, acq, cq_depth, Some(0));
+        let sq = SubmissionQueue::new(memory, asq, sq_depth, 0);
+        check(cq.ring.is_mapped() && sq.ring.is_mapped(), "ASQ or ACQ is not in guest memory")?;
+        self.engine.page = page;
+        self.engine.add_cq(0, cq);
+        self.engine.add_sq(0, sq);
+        Ok(())
+    }
+
+    // ---- resets -----------------------------------------------------------------------------------------------------
+
+    /// A reset of the function, as at power on. It is done when [`Controller::is_quiet`] says so.
+    pub(crate) fn reset_function(&mut self) {
+        self.begin_reset(Reset::Function);
+    }
+
+    fn begin_reset(&mut self, kind: Reset) {
+        if self.state == State::Ready
+            && kind != Reset::Enable
+            && self.registers.csts.shst() == ShutdownStatus::NORMAL_OPERATION
+        {
+            self.unsafe_shutdowns += 1;
+        }
+        // Queues go at once: from here on nothing is fetched, posted or signalled. What is at a backend goes on to its end.
+        self.engine.reset();
+        let Self { features, events, interrupts, engine, .. } = self;
+        *features = Features::new(engine.namespaces.len(), interrupts.vectors());
+        *events = Events::default();
+        interrupts.clear_pending();
+        engine.counters.device.resets += 1;
+        // The strongest of the resets that run at the same time decides what is left of the registers.
+        let kind = match self.state {
+            State::Draining(running) if running != Reset::Enable => running,
+            _ => kind,
+        };
+        self.state = State::Draining(kind);
+        self.drained();
+    }
+
+    /// Ends a reset once nothing is in flight; says whether it did.
+    fn drained(&mut self) -> bool {
+        let State::Draining(kind) = self.state else { return false };
+        if self.engine.in_flight() > 0 {
+            return false;
+        }
+        let Registers { cc, aqa, asq, acq, .. } = self.registers;
+        self.registers = Registers::new(self.config.queue_entries);
+        self.state = State::Disabled;
+        match kind {
+            Reset::Enable => {
+                self.registers = Registers { cc, aqa, asq, acq, ..Registers::new(self.config.queue_entries) };
+                if cc.en() {
+                    self.enable();
+                }
+            }
+            Reset::Subsystem => self.registers.csts = Csts(0).with_nssro(true),
+            Reset::Function => {}
+        }
+        true
+    }
+
+    /// No reset and no flush is running and no request is at a backend.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.engine.in_flight() == 0 && !matches!(self.state, State::Draining(_))
+    }
+
+    pub(crate) fn set_memory(&mut self, memory: Arc<MemoryMap>) {
+        self.engine.counters.device.memory_changes += 1;
+        self.engine.set_memory(memory);
+        self.raise_interrupts();
+    }
+
+    // ---- the turn of the loop ---------------------------------------------------------------------------------------
+
+    /// Does what there is to do, and says whether that was anything.
+    pub(crate) fn poll(&mut self) -> bool {
+        if self.asleep {
+            self.awake_since = Instant::now();
+        }
+        let mut worked = self.engine.collect();
+        worked |= self.drained();
+        worked |= self.finish_shutdown();
+        if self.state == State::Ready && self.bus_master {
+            let mut i = 0;
+            // Admin commands add and remove queues on the way.
+            while let Some(qid) = self.engine.active.get(i).copied() {
+                worked |= self.run(qid);
+                i += 1;
+            }
+            self.engine.kick();
+            worked |= self.finish_deletions();
+            worked |= self.deliver_events();
+        }
+        for failure in self.engine.failures.drain(..) {
+            self.errors.record(failure);
+        }
+        self.raise_interrupts();
+        if worked {
+            if std::mem::take(&mut self.asleep) {
+                self.engine.counters.device.wakeups += 1;
+            }
+            self.look_after = FIRST_LOOK;
+        }
+        worked
+    }
+
+    /// Carries out what one queue has, up to a batch.
+    #[inline]
+    fn run(&mut self, qid: u16) -> bool {
+        let Some(sq) = self.engine.sqs.get_mut(usize::from(qid)).and_then(Option::as_mut) else { return false };
+        if !sq.ring.is_mapped() || sq.deleting.is_some() {
+            return false;
+        }
+        let (waiting, invalid) = match sq.consumer.look() {
+            Ok(waiting) => (waiting, false),
+            Err(_) => (sq.consumer.waiting(), true),
+        };
+        if invalid {
+            self.invalid_doorbell(qid);
+        }
+        if waiting == 0 {
+            return invalid;
+        }
+        let Some(sq) = self.engine.sqs.get_mut(usize::from(qid)).and_then(Option::as_mut) else { return false };
+        sq.busy = true;
+        sq.consumer.suppress();
+        let mut done = 0;
+        while done < waiting.min(BATCH) {
+            match self.engine.fetch(qid) {
+                Fetch::Command(fetched) if qid == 0 => self.admin(fetched),
+                Fetch::Command(fetched) => self.engine.execute(qid, fetched),
+                Fetch::Nothing => break,
+                Fetch::InvalidDoorbell => {
+                    self.events.raise(AsyncEvent::INVALID_DOORBELL_VALUE);
+                    break;
+                }
+            }
+            done += 1;
+        }
+        if done > 0 && self.asleep {
+            self.engine.counters.queue(qid).wakeups += 1;
+        }
+        done > 0
+    }
+
+    fn admin(&mut self, fetched: Fetched) {
+        let Fetched { sqe, permit } = fetched;
+        let reply = match self.offer.admin(AdminOpcode(sqe.opcode)) {
+            None => Reply::Failed(Status::INVALID_OPCODE.with_dnr()),
+            Some(_) if sqe.flags != 0 => Reply::Failed(Status::INVALID_FIELD.with_dnr()),
+            Some(handler) => handler(self, &sqe),
+        };
+        let cid = sqe.cid.get();
+        match reply {
+            Reply::Done(dw0) => self.engine.complete(0, cid, permit, Status::SUCCESS, dw0),
+            Reply::Failed(status) => {
+                tracing::debug!(opcode = %AdminOpcode(sqe.opcode), %status, "admin command failed");
+                self.errors.record(Failure { sqid: 0, cid, status, nsid: sqe.nsid.get(), lba: 0 });
+                self.engine.complete(0, cid, permit, status, 0);
+            }
+            Reply::Parked => {
+                if let Some(sq) = self.engine.sq(0) {
+                    sq.outstanding = sq.outstanding.saturating_sub(1);
+                }
+                if let Some(cq) = self.engine.cq(0) {
+                    cq.producer.give_back(permit);
+                }
+            }
+            Reply::Deleting(qid) => {
+                if let Some(sq) = self.engine.sq(qid) {
+                    sq.deleting = Some((cid, permit));
+                }
+            }
+        }
+    }
+
+    fn finish_deletions(&mut self) -> bool {
+        let deleted = std::mem::take(&mut self.engine.deleted);
+        let worked = !deleted.is_empty();
+        for (qid, cid, permit) in deleted {
+            self.engine.remove_sq(qid);
+            self.engine.complete(0, cid, permit, Status::SUCCESS, 0);
+        }
+        worked
+    }
+
+    /// Arms every queue, and says whether it is safe to sleep.
+    pub(crate) fn prepare_wait(&mut self) -> Wait {
+        let mut shadow = false;
+        if self.state == State::Ready && self.bus_master {
+            for i in 0..self.engine.active.len() {
+                let qid = self.engine.active[i];
+                match self.engine.arm(qid) {
+                    Some(Armed::Idle) => {}
+                    Some(Armed::MoreWork) => return Wait::Busy,
+                    Some(Armed::Invalid(_)) => {
+                        self.invalid_doorbell(qid);
+                        return Wait::Busy;
+                    }
+                    None => continue,
+                }
+                shadow |= qid != 0 && self.engine.shadow.is_some();
+            }
+        }
+        if !std::mem::replace(&mut self.asleep, true) {
+            self.busy += self.awake_since.elapsed();
+        }
+        // The next look comes later each time that one finds nothing.
+        let until = shadow.then(|| Instant::now() + self.look_after);
+        self.look_after = (self.look_after * 2).min(LAST_LOOK);
+        Wait::Until(until)
+    }
+
+    // ---- interrupts -------------------------------------------------------------------------------------------------
+
+    /// One interrupt for each CQ that has new entries.
+    fn raise_interrupts(&mut self) {
+        let mut line = false;
+        for cqid in self.engine.raise.drain(..) {
+            let Some(cq) = self.engine.cqs.get_mut(usize::from(cqid)).and_then(Option::as_mut) else { continue };
+            cq.owes_interrupt = false;
+            let Some(vector) = cq.vector else { continue };
+            if self.msix_enabled {
+                self.engine.counters.queue(cqid).interrupts += 1;
+                self.interrupts.signal_msix(vector);
+            } else {
+                line = true;
+            }
+        }
+        if line {
+            self.raise_line();
+        }
+    }
+
+    /// The legacy line is a level: active while a CQ with interrupts enabled holds entries that the host has not consumed
+    /// and the vector is not masked. The VMM takes it as edges, and asks again after each ([`Controller::raise_line`] runs
+    /// then).
+    pub(crate) fn raise_line(&mut self) {
+        if self.msix_enabled || self.state != State::Ready || self.registers.intms & 1 != 0 {
+            return;
+        }
+        let mut active = None;
+        for (qid, queue) in (0u16..).zip(&mut self.engine.cqs) {
+            if let Some(queue) = queue
+                && queue.vector.is_some()
+            {
+                // A bad head is reported when the queue itself is looked at.
+                let _ = queue.producer.look();
+                if queue.producer.unread() > 0 {
+                    active = Some(qid);
+                    break;
+                }
+            }
+        }
+        if let Some(qid) = active {
+            self.engine.counters.queue(qid).interrupts += 1;
+            self.interrupts.signal_intx();
+        }
+    }
+}

@@ -1,0 +1,579 @@
+//! The data half of a controller: queues, commands in flight, namespaces. It knows nothing of registers and of the admin set.
+
+use std::sync::Arc;
+
+use block::{BlockError, Completion, Operation, Request, Submitted};
+use dma::{Access, MemoryMap, Segments};
+use doorbell::{Armed, Permit};
+use nvme::{
+    CompletionQueueEntry, Status, SubmissionQueueEntry, command,
+    shadow::{cq_slot, sq_slot},
+};
+use zerocopy::{FromZeros, little_endian::U16, little_endian::U32};
+
+use crate::{
+    namespace::Namespace,
+    queue::{CompletionQueue, SubmissionQueue},
+    stats::Counters,
+};
+
+/// CAP.DSTRD: doorbells are 4 bytes apart.
+pub(crate) const DSTRD: u8 = 0;
+
+/// The doorbell pages of Doorbell Buffer Config.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ShadowPages {
+    /// Guest address of the shadow doorbells (the host writes).
+    pub(crate) shadow: u64,
+    /// Guest address of the EventIdx values (the controller writes).
+    pub(crate) event: u64,
+    /// Size of each in bytes: one host page.
+    pub(crate) bytes: usize,
+}
+
+/// Whose command it is.
+#[derive(Debug)]
+enum Owner {
+    /// The slot is free.
+    Nobody,
+    /// A host's, from this queue.
+    Host { sqid: u16, cid: u16, permit: Permit },
+    /// Ours: it brings the caches to stable storage.
+    Internal,
+    /// Of a host before the last reset. Its memory may not be let go before the backend is done with it.
+    Orphan,
+}
+
+#[derive(Debug)]
+struct Command {
+    owner: Owner,
+    /// Requests at backends.
+    parts: u32,
+    status: Status,
+    nsid: u32,
+    lba: u64,
+}
+
+/// A command that ended with an error, for the error log.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Failure {
+    pub(crate) sqid: u16,
+    pub(crate) cid: u16,
+    pub(crate) status: Status,
+    pub(crate) nsid: u32,
+    pub(crate) lba: u64,
+}
+
+/// An SQE that was fetched, with the right to complete it.
+#[derive(Debug)]
+pub(crate) struct Fetched {
+    pub(crate) sqe: SubmissionQueueEntry,
+    pub(crate) permit: Permit,
+}
+
+/// What [`Engine::fetch`] found.
+#[derive(Debug)]
+pub(crate) enum Fetch {
+    Command(Fetched),
+    /// Nothing to fetch, or no room to complete it.
+    Nothing,
+    /// The host's CQ head is no position.
+    InvalidDoorbell,
+}
+
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) memory: Arc<MemoryMap>,
+    /// Host page size in bytes (CC.MPS).
+    pub(crate) page: u64,
+    pub(crate) sqs: Vec<Option<SubmissionQueue>>,
+    pub(crate) cqs: Vec<Option<CompletionQueue>>,
+    /// Ids of the SQs that exist, the admin queue first.
+    pub(crate) active: Vec<u16>,
+    pub(crate) shadow: Option<ShadowPages>,
+    pub(crate) namespaces: Vec<Namespace>,
+    pub(crate) counters: Counters,
+    /// The host's wish (feature 06h): completed writes may wait in a cache.
+    pub(crate) write_cache: bool,
+    commands: Vec<Command>,
+    free: Vec<u32>,
+    /// Lists that wait to be used again.
+    lists: Vec<Segments>,
+    done: Vec<Completion>,
+    /// CQs that owe an interrupt.
+    pub(crate) raise: Vec<u16>,
+    /// Errors that were not recorded yet; bounded by the admin side, which takes them each turn.
+    pub(crate) failures: Vec<Failure>,
+    /// Delete I/O SQ commands whose queue has run dry: (command id, permit).
+    pub(crate) deleted: Vec<(u16, u16, Permit)>,
+    /// Some namespace has a backlog.
+    congested: bool,
+    /// Flushes of our own that are not done.
+    flushing: u32,
+    /// Read and write commands that succeeded.
+    reads: u64,
+    writes: u64,
+}
+
+impl Engine {
+    pub(crate) fn new(namespaces: Vec<Namespace>, queues: usize) -> Self {
+        Self {
+            memory: Arc::default(),
+            page: 4096,
+            sqs: std::iter::repeat_with(|| None).take(queues).collect(),
+            cqs: std::iter::repeat_with(|| None).take(queues).collect(),
+            active: Vec::new(),
+            shadow: None,
+            namespaces,
+            counters: Counters::new(queues),
+            write_cache: true,
+            commands: Vec::new(),
+            free: Vec::new(),
+            lists: Vec::new(),
+            done: Vec::new(),
+            raise: Vec::new(),
+            failures: Vec::new(),
+            deleted: Vec::new(),
+            congested: false,
+            flushing: 0,
+            reads: 0,
+            writes: 0,
+        }
+    }
+
+    pub(crate) fn sq(&mut self, qid: u16) -> Option<&mut SubmissionQueue> {
+        self.sqs.get_mut(usize::from(qid))?.as_mut()
+    }
+
+    pub(crate) fn cq(&mut self, qid: u16) -> Option<&mut CompletionQueue> {
+        self.cqs.get_mut(usize::from(qid))?.as_mut()
+    }
+
+    /// Commands whose requests are at a backend.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.commands.len() - self.free.len()
+    }
+
+    // ---- queues -----------------------------------------------------------------------------------------------------
+
+    /// Puts a new SQ in its place. Its slots are attached before the host learns that it exists.
+    pub(crate) fn add_sq(&mut self, qid: u16, queue: SubmissionQueue) {
+        if let Some(cq) = self.cq(queue.cqid) {
+            cq.users += 1;
+        }
+        self.sqs[usize::from(qid)] = Some(queue);
+        self.active.push(qid);
+        self.attach(qid);
+    }
+
+    pub(crate) fn add_cq(&mut self, qid: u16, queue: CompletionQueue) {
+        self.cqs[usize::from(qid)] = Some(queue);
+        self.attach(qid);
+    }
+
+    /// Takes an SQ away; no command of it is in flight.
+    pub(crate) fn remove_sq(&mut self, qid: u16) {
+        if let Some(queue) = self.sqs.get_mut(usize::from(qid)).and_then(Option::take) {
+            self.active.retain(|id| *id != qid);
+            if let Some(cq) = self.cq(queue.cqid) {
+                cq.users -= 1;
+            }
+        }
+    }
+
+    /// Whether any I/O queue exists.
+    pub(crate) fn has_io_queues(&self) -> bool {
+        self.sqs.iter().skip(1).any(Option::is_some) || self.cqs.iter().skip(1).any(Option::is_some)
+    }
+
+    /// Arms a queue's wake-up before a sleep: the SQ's tail, or the CQ's head where the SQ waits for room there. `None` for a
+    /// queue that no ring can make runnable.
+    pub(crate) fn arm(&mut self, qid: u16) -> Option<Armed> {
+        let sq = self.sqs.get_mut(usize::from(qid))?.as_mut()?;
+        if !sq.ring.is_mapped() || sq.deleting.is_some() {
+            return None;
+        }
+        let counters = self.counters.queue(qid);
+        if sq.consumer.waiting() == 0 {
+            let armed = sq.consumer.arm();
+            if sq.consumer.doorbell().has_shadow() {
+                match armed {
+                    // Queues that have slept on are armed already.
+                    Armed::Idle => counters.arms_won += u64::from(std::mem::take(&mut sq.busy)),
+                    Armed::MoreWork => counters.arms_lost += 1,
+                    Armed::Invalid(_) => {}
+                }
+            }
+            return Some(armed);
+        }
+        if self.congested && qid != 0 {
+            // The backend's descriptor ends the sleep.
+            return None;
+        }
+        let cq = self.cqs.get_mut(usize::from(sq.cqid))?.as_mut()?;
+        match cq.producer.arm() {
+            Armed::Idle if cq.producer.has_room() => Some(Armed::MoreWork),
+            Armed::Idle => {
+                counters.parked += 1;
+                Some(Armed::Idle)
+            }
+            other => Some(other),
+        }
+    }
+
+    /// Read and write commands of the host, for the SMART log.
+    pub(crate) fn io_commands(&self) -> (u64, u64) {
+        (self.reads, self.writes)
+    }
+
+    /// Takes all queues away and gives up what is in flight. Commands at a backend become orphans; see
+    /// [`Engine::in_flight`].
+    pub(crate) fn reset(&mut self) {
+        // Back to registers first: nothing may look at the slots of a controller that was reset.
+        self.shadow = None;
+        self.active.clear();
+        self.sqs.iter_mut().for_each(|q| *q = None);
+        self.cqs.iter_mut().for_each(|q| *q = None);
+        self.raise.clear();
+        self.deleted.clear();
+        self.failures.clear();
+        self.write_cache = true;
+        for command in &mut self.commands {
+            if matches!(command.owner, Owner::Host { .. }) {
+                command.owner = Owner::Orphan;
+            }
+        }
+        for i in 0..self.namespaces.len() {
+            let backlog = std::mem::take(&mut self.namespaces[i].backlog);
+            for request in backlog {
+                self.finish_part(Completion { request, result: Err(BlockError::Cancelled) });
+            }
+            self.namespaces[i].queue.cancel();
+        }
+        self.congested = false;
+    }
+
+    // ---- shadow doorbells -------------------------------------------------------------------------------------------
+
+    /// Uses these pages from now on, on every queue.
+    pub(crate) fn set_shadow(&mut self, pages: ShadowPages) {
+        self.shadow = Some(pages);
+        for queue in self.sqs.iter_mut().flatten() {
+            queue.consumer.doorbell().detach();
+        }
+        for queue in self.cqs.iter_mut().flatten() {
+            queue.producer.doorbell().detach();
+        }
+        for qid in 0..=u16::try_from(self.sqs.len().saturating_sub(1)).unwrap_or(u16::MAX) {
+            self.attach(qid);
+        }
+    }
+
+    /// Attaches, or takes up again, the slots of both queues of this id.
+    fn attach(&mut self, qid: u16) {
+        let Some(pages) = self.shadow else { return };
+        let cells = |offset: usize| {
+            // Slots past the page do not exist: such a queue goes on by register.
+            let at = u64::try_from(offset).ok().filter(|_| offset + 4 <= pages.bytes)?;
+            let slot = self.memory.window(pages.shadow.wrapping_add(at), 4, Access::Read).ok()?.cell32(0).ok()?;
+            let event = self.memory.window(pages.event.wrapping_add(at), 4, Access::Write).ok()?.cell32(0).ok()?;
+            Some((slot, event))
+        };
+        let (sq, cq) = (cells(sq_slot(qid, DSTRD)), cells(cq_slot(qid, DSTRD)));
+        if let Some(queue) = self.sqs.get_mut(usize::from(qid)).and_then(Option::as_mut) {
+            attach(queue.consumer.doorbell(), sq);
+            queue.busy = true;
+        }
+        if let Some(queue) = self.cqs.get_mut(usize::from(qid)).and_then(Option::as_mut) {
+            attach(queue.producer.doorbell(), cq);
+            // Nobody waits for room yet: the host need not ring for the head.
+            queue.producer.suppress();
+        }
+    }
+
+    /// Guest memory is elsewhere now: looks up everything that was resolved before.
+    pub(crate) fn set_memory(&mut self, memory: Arc<MemoryMap>) {
+        self.memory = memory;
+        for queue in self.sqs.iter_mut().flatten() {
+            queue.ring.remap(&self.memory);
+        }
+        for (qid, queue) in (0u16..).zip(&mut self.cqs) {
+            if let Some(queue) = queue {
+                queue.remap(&self.memory);
+                if queue.owes_interrupt {
+                    self.raise.push(qid);
+                }
+            }
+        }
+        for qid in 0..=u16::try_from(self.sqs.len().saturating_sub(1)).unwrap_or(u16::MAX) {
+            self.attach(qid);
+        }
+        for list in &mut self.lists {
+            list.release();
+        }
+    }
+
+    // ---- commands ---------------------------------------------------------------------------------------------------
+
+    /// Takes the next command of a queue, if there is one and its completion will find room.
+    #[inline]
+    pub(crate) fn fetch(&mut self, qid: u16) -> Fetch {
+        let Some(sq) = self.sqs.get_mut(usize::from(qid)).and_then(Option::as_mut) else { return Fetch::Nothing };
+        let Some(window) = sq.ring.window() else { return Fetch::Nothing };
+        if sq.deleting.is_some() || self.congested && qid != 0 || sq.consumer.waiting() == 0 {
+            return Fetch::Nothing;
+        }
+        let Some(cq) = self.cqs.get_mut(usize::from(sq.cqid)).and_then(Option::as_mut) else { return Fetch::Nothing };
+        let permit = match cq.producer.reserve() {
+            Ok(Some(permit)) => permit,
+            Ok(None) => return Fetch::Nothing,
+            Err(_) => {
+                self.counters.queue(sq.cqid).invalid_doorbells += 1;
+                return Fetch::InvalidDoorbell;
+            }
+        };
+        let Some(index) = sq.consumer.take() else {
+            cq.producer.give_back(permit);
+            return Fetch::Nothing;
+        };
+        // Copied once; the tail that made it valid was loaded with Acquire.
+        let Ok(words) = window.load_words(usize::from(index) * command::SQE_BYTES) else {
+            // Not reached: the ring was checked when it was mapped, and the index is inside it.
+            cq.producer.give_back(permit);
+            return Fetch::Nothing;
+        };
+        sq.outstanding += 1;
+        self.counters.queue(qid).commands += 1;
+        Fetch::Command(Fetched { sqe: SubmissionQueueEntry::from_words(words), permit })
+    }
+
+    /// Completes a command that was fetched from `sqid` and is with no backend.
+    #[inline]
+    pub(crate) fn complete(&mut self, sqid: u16, cid: u16, permit: Permit, status: Status, dw0: u32) {
+        let Some(sq) = self.sqs.get_mut(usize::from(sqid)).and_then(Option::as_mut) else { return };
+        sq.outstanding = sq.outstanding.saturating_sub(1);
+        if !status.is_success() {
+            self.counters.queue(sqid).errors += 1;
+        }
+        let entry = CompletionQueueEntry {
+            dw0: U32::new(dw0),
+            sqhd: U16::new(sq.consumer.head()),
+            sqid: U16::new(sqid),
+            cid: U16::new(cid),
+            ..CompletionQueueEntry::new_zeroed()
+        };
+        let cqid = sq.cqid;
+        if sq.outstanding == 0
+            && let Some((cid, permit)) = sq.deleting.take()
+        {
+            self.deleted.push((sqid, cid, permit));
+        }
+        if let Some(cq) = self.cqs.get_mut(usize::from(cqid)).and_then(Option::as_mut) {
+            let owed = cq.owes_interrupt;
+            cq.post(permit, entry.with_status(status));
+            if cq.owes_interrupt && !owed {
+                self.raise.push(cqid);
+            }
+        }
+    }
+
+    /// Opens a command that will have requests at backends, and returns its tag.
+    pub(crate) fn open(&mut self, sqid: u16, sqe: &SubmissionQueueEntry, permit: Permit, lba: u64, parts: u32) -> u64 {
+        let owner = Owner::Host { sqid, cid: sqe.cid.get(), permit };
+        self.open_for(owner, sqe.nsid.get(), lba, parts)
+    }
+
+    fn open_for(&mut self, owner: Owner, nsid: u32, lba: u64, parts: u32) -> u64 {
+        let command = Command { owner, parts, status: Status::SUCCESS, nsid, lba };
+        match self.free.pop() {
+            Some(i) => {
+                self.commands[i as usize] = command;
+                i.into()
+            }
+            None => {
+                self.commands.push(command);
+                self.commands.len() as u64 - 1
+            }
+        }
+    }
+
+    /// A list to fill, empty.
+    #[inline]
+    pub(crate) fn list(&mut self) -> Segments {
+        self.lists.pop().unwrap_or_else(|| Segments::with_capacity(8))
+    }
+
+    /// Takes a list back that was not used.
+    #[inline]
+    pub(crate) fn recycle(&mut self, mut list: Segments) {
+        list.clear();
+        self.lists.push(list);
+    }
+
+    /// Hands a request of the command `tag` to the namespace at `index`. `part` numbers the command's requests.
+    #[inline]
+    pub(crate) fn submit(
+        &mut self,
+        index: usize,
+        (tag, part): (u64, u32),
+        operation: Operation,
+        (offset, len): (u64, u64),
+        segments: Segments,
+    ) {
+        let request = Request { tag: tag | u64::from(part) << 32, operation, offset, len, segments };
+        let namespace = &mut self.namespaces[index];
+        if !namespace.backlog.is_empty() {
+            namespace.backlog.push_back(request);
+            return;
+        }
+        match namespace.queue.submit(request) {
+            Submitted::Done(completion) => self.finish_part(completion),
+            Submitted::Queued => {}
+            Submitted::Full(request) => {
+                namespace.backlog.push_back(request);
+                self.congested = true;
+            }
+        }
+    }
+
+    /// Brings every cache to stable storage; [`Engine::is_flushing`] says when that is done.
+    pub(crate) fn flush_all(&mut self) {
+        for index in 0..self.namespaces.len() {
+            if self.namespaces[index].capabilities.volatile_cache {
+                let tag = self.open_for(Owner::Internal, 0, 0, 1);
+                self.flushing += 1;
+                self.submit(index, (tag, 0), Operation::Flush, (0, 0), Segments::default());
+            }
+        }
+    }
+
+    /// Whether a flush of our own is under way.
+    pub(crate) fn is_flushing(&self) -> bool {
+        self.flushing > 0
+    }
+
+    /// Collects what the backends have done, and says whether that was anything.
+    pub(crate) fn collect(&mut self) -> bool {
+        let mut worked = false;
+        let mut done = std::mem::take(&mut self.done);
+        for i in 0..self.namespaces.len() {
+            if self.namespaces[i].queue.in_flight() == 0 {
+                continue;
+            }
+            worked |= self.namespaces[i].queue.poll(&mut |completion| done.push(completion)) > 0;
+            for completion in done.drain(..) {
+                self.finish_part(completion);
+            }
+        }
+        self.done = done;
+        if self.congested {
+            self.congested = false;
+            for i in 0..self.namespaces.len() {
+                worked |= self.resubmit(i);
+            }
+        }
+        worked
+    }
+
+    fn resubmit(&mut self, index: usize) -> bool {
+        let mut worked = false;
+        while let Some(request) = self.namespaces[index].backlog.pop_front() {
+            match self.namespaces[index].queue.submit(request) {
+                Submitted::Done(completion) => self.finish_part(completion),
+                Submitted::Queued => {}
+                Submitted::Full(request) => {
+                    self.namespaces[index].backlog.push_front(request);
+                    self.congested = true;
+                    break;
+                }
+            }
+            worked = true;
+        }
+        worked
+    }
+
+    /// Starts what this turn has submitted.
+    pub(crate) fn kick(&mut self) {
+        for namespace in &mut self.namespaces {
+            if namespace.queue.in_flight() > 0 {
+                namespace.queue.kick();
+            }
+        }
+    }
+
+    #[inline]
+    fn finish_part(&mut self, completion: Completion) {
+        let Completion { request, result } = completion;
+        let Request { tag, operation, segments, .. } = request;
+        let bytes = segments.bytes() as u64;
+        self.recycle(segments);
+        #[allow(clippy::cast_possible_truncation)] // The lower half is the command, the upper one the part.
+        let index = tag as u32;
+        let Some(command) = self.commands.get_mut(index as usize) else { return };
+        match result {
+            Ok(()) => {
+                if let Owner::Host { sqid, .. } = command.owner {
+                    let counters = self.counters.queue(sqid);
+                    match operation {
+                        Operation::Read => {
+                            counters.read_bytes += bytes;
+                            self.reads += 1;
+                        }
+                        Operation::Write { .. } => {
+                            counters.write_bytes += bytes;
+                            self.writes += 1;
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            Err(error) if command.status.is_success() => command.status = status_of(error),
+            Err(_) => {}
+        }
+        command.parts = command.parts.saturating_sub(1);
+        if command.parts > 0 {
+            return;
+        }
+        let Command { status, nsid, lba, .. } = *command;
+        let owner = std::mem::replace(&mut command.owner, Owner::Nobody);
+        self.free.push(index);
+        match owner {
+            Owner::Host { sqid, cid, permit } => {
+                if !status.is_success() {
+                    self.failures.push(Failure { sqid, cid, status, nsid, lba });
+                }
+                self.complete(sqid, cid, permit, status, 0);
+            }
+            Owner::Internal => {
+                self.flushing -= 1;
+                if !status.is_success() {
+                    tracing::error!(%status, "flushing a disk failed: writes that were not flushed before may be lost");
+                }
+            }
+            Owner::Orphan | Owner::Nobody => {}
+        }
+    }
+}
+
+/// Attaches a doorbell's words, takes them up again, or lets them go where there are none.
+fn attach(doorbell: &mut doorbell::Doorbell<dma::Cell32>, words: Option<(dma::Cell32, dma::Cell32)>) {
+    match words {
+        Some((slot, event)) if doorbell.has_shadow() => doorbell.resume(slot, event),
+        Some((slot, event)) => doorbell.attach(slot, event),
+        None => doorbell.suspend(),
+    }
+}
+
+/// The one map from what a backend says to what the host is told.
+fn status_of(error: BlockError) -> Status {
+    match error {
+        BlockError::ReadOnly => Status::NAMESPACE_WRITE_PROTECTED.with_dnr(),
+        BlockError::OutOfRange => Status::LBA_OUT_OF_RANGE.with_dnr(),
+        BlockError::NoSpace => Status::CAPACITY_EXCEEDED.with_dnr(),
+        BlockError::ReadFault => Status::UNRECOVERED_READ_ERROR,
+        BlockError::WriteFault => Status::WRITE_FAULT,
+        BlockError::Unsupported => Status::INVALID_FIELD.with_dnr(),
+        BlockError::Memory => Status::DATA_TRANSFER_ERROR.with_dnr(),
+        BlockError::Cancelled => Status::ABORTED_BY_REQUEST,
+    }
+}

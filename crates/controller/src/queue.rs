@@ -1,0 +1,122 @@
+//! Queue pairs in guest memory.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use dma::{Access, Cell32, MemoryMap, Window};
+use doorbell::{CompletionProducer, Depth, Permit, SubmissionConsumer};
+use nvme::{CompletionQueueEntry, command};
+
+/// Where a ring is. The memory behind it can be away for a while: firmware unmaps and remaps RAM while queues are live.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    base: u64,
+    bytes: usize,
+    access: Access,
+    window: Option<Window>,
+}
+
+impl Ring {
+    pub(crate) fn new(memory: &Arc<MemoryMap>, base: u64, bytes: usize, access: Access) -> Self {
+        let mut ring = Self { base, bytes, access, window: None };
+        ring.remap(memory);
+        ring
+    }
+
+    /// Looks the memory up again and says whether it is there.
+    pub(crate) fn remap(&mut self, memory: &Arc<MemoryMap>) -> bool {
+        self.window = memory.window(self.base, self.bytes, self.access).ok();
+        self.is_mapped()
+    }
+
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.window.is_some()
+    }
+
+    #[inline]
+    pub(crate) fn window(&self) -> Option<&Window> {
+        self.window.as_ref()
+    }
+}
+
+/// A submission queue.
+#[derive(Debug)]
+pub(crate) struct SubmissionQueue {
+    pub(crate) cqid: u16,
+    pub(crate) ring: Ring,
+    pub(crate) consumer: SubmissionConsumer<Cell32>,
+    /// Commands fetched and not completed (parked Asynchronous Event Requests not counted).
+    pub(crate) outstanding: u32,
+    /// Delete I/O SQ waits for the last of them: its command id and permit.
+    pub(crate) deleting: Option<(u16, Permit)>,
+    /// Entries were seen since EventIdx was armed last.
+    pub(crate) busy: bool,
+}
+
+impl SubmissionQueue {
+    pub(crate) fn new(memory: &Arc<MemoryMap>, base: u64, depth: Depth, cqid: u16) -> Self {
+        let bytes = depth.entries() as usize * command::SQE_BYTES;
+        Self {
+            cqid,
+            ring: Ring::new(memory, base, bytes, Access::Read),
+            consumer: SubmissionConsumer::new(depth),
+            outstanding: 0,
+            deleting: None,
+            busy: true,
+        }
+    }
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub(crate) struct CompletionQueue {
+    pub(crate) ring: Ring,
+    pub(crate) producer: CompletionProducer<Cell32>,
+    /// MSI-X vector, if interrupts are enabled.
+    pub(crate) vector: Option<u16>,
+    /// SQs that complete here.
+    pub(crate) users: u16,
+    /// Entries were posted for which no interrupt was raised yet.
+    pub(crate) owes_interrupt: bool,
+    /// Entries that could not be stored because the ring's memory is away.
+    deferred: VecDeque<(Permit, CompletionQueueEntry)>,
+}
+
+impl CompletionQueue {
+    pub(crate) fn new(memory: &Arc<MemoryMap>, base: u64, depth: Depth, vector: Option<u16>) -> Self {
+        let bytes = depth.entries() as usize * command::CQE_BYTES;
+        Self {
+            ring: Ring::new(memory, base, bytes, Access::Write),
+            producer: CompletionProducer::new(depth),
+            vector,
+            users: 0,
+            owes_interrupt: false,
+            deferred: VecDeque::new(),
+        }
+    }
+
+    /// Posts an entry, or keeps it until the ring's memory is back.
+    #[inline]
+    pub(crate) fn post(&mut self, permit: Permit, entry: CompletionQueueEntry) {
+        match &self.ring.window {
+            Some(window) if self.deferred.is_empty() => {
+                let posted = self.producer.post(permit);
+                let [first, second] = entry.with_phase(posted.phase).to_words();
+                // The phase is in the second word: a reader that sees it sees the whole entry. The ring was checked when it
+                // was mapped, and the index is inside it.
+                let stored = window.store_pair(usize::from(posted.index) * command::CQE_BYTES, first, second);
+                debug_assert!(stored.is_ok(), "entry inside its ring");
+                self.owes_interrupt = true;
+            }
+            _ => self.deferred.push_back((permit, entry)),
+        }
+    }
+
+    /// Looks the memory up again and posts what has waited for it.
+    pub(crate) fn remap(&mut self, memory: &Arc<MemoryMap>) {
+        if self.ring.remap(memory) {
+            for (permit, entry) in std::mem::take(&mut self.deferred) {
+                self.post(permit, entry);
+            }
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! One mmap of a file descriptor: created, torn, dropped.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd},
+    ptr::NonNull,
+    sync::Arc,
+};
+
+use rustix::{
+    fs::{FileType, MemfdFlags, fstat, fstatfs, ftruncate, memfd_create},
+    io::Errno,
+    mm::{MapFlags, ProtFlags, mmap, munmap},
+};
+
+use crate::{Window, sigbus};
+
+/// Smallest page that a map's address, size and file offset are multiples of, in bytes.
+pub const MIN_PAGE: u64 = 4096;
+
+/// `f_type` of hugetlbfs (`HUGETLBFS_MAGIC` in linux/magic.h).
+const HUGETLBFS_MAGIC: i64 = 0x958458f6;
+
+/// What the owner of the memory allows the device to do with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Protection {
+    /// The device may read.
+    pub read: bool,
+    /// The device may write.
+    pub write: bool,
+}
+
+impl Protection {
+    /// Reads and writes allowed.
+    pub const READ_WRITE: Self = Self { read: true, write: true };
+    /// Reads only.
+    pub const READ: Self = Self { read: true, write: false };
+}
+
+/// A live mmap. Unmapped when the last holder drops it.
+#[derive(Debug)]
+pub struct Mapping {
+    /// What `mmap` returned; `base..base + mapped` belongs to this value alone.
+    base: NonNull<u8>,
+    mapped: usize,
+    /// Where the wanted bytes start in the mapping (not 0 only for files with huge pages).
+    skip: usize,
+    len: usize,
+    protection: Protection,
+    watch: sigbus::Watch,
+}
+
+// SAFETY: the mapping is process-wide memory, reached only through atomics, opaque copies and the kernel; the pointer is
+// not tied to the thread that made it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; `&Mapping` allows nothing but those accesses.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes of `fd` from `offset`, shared with whoever else holds the file.
+    ///
+    /// The descriptor may be closed afterwards.
+    ///
+    /// # Errors
+    /// `EINVAL` when `offset` or `len` is not a multiple of [`MIN_PAGE`], when `len` is 0 or when the file is shorter than
+    /// `offset + len`; `ENODEV` when `fd` is no regular file (memfd, tmpfs and hugetlbfs files are); else what mmap says.
+    pub fn of_file(fd: BorrowedFd<'_>, offset: u64, len: u64, protection: Protection) -> Result<Arc<Self>, Errno> {
+        if len == 0 || !offset.is_multiple_of(MIN_PAGE) || !len.is_multiple_of(MIN_PAGE) {
+            return Err(Errno::INVAL);
+        }
+        let end = offset.checked_add(len).ok_or(Errno::INVAL)?;
+        let stat = fstat(fd)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(Errno::NODEV);
+        }
+        // A mapping past the end of the file would raise SIGBUS at the first touch.
+        if u64::try_from(stat.st_size).map_err(|_| Errno::INVAL)? < end {
+            return Err(Errno::INVAL);
+        }
+        // hugetlbfs takes only whole huge pages: map the pages around the wanted range.
+        let fs = fstatfs(fd)?;
+        let page = if fs.f_type == HUGETLBFS_MAGIC { u64::try_from(fs.f_bsize).unwrap_or(MIN_PAGE) } else { MIN_PAGE };
+        let start = offset - offset % page;
+        let mapped = end.checked_next_multiple_of(page).ok_or(Errno::INVAL)? - start;
+        let mapped = usize::try_from(mapped).map_err(|_| Errno::NOMEM)?;
+        let mut prot = ProtFlags::empty();
+        if protection.read {
+            prot |= ProtFlags::READ;
+        }
+        if protection.write {
+            // Write-only pages do not exist on the machines that we run on.
+            prot |= ProtFlags::READ | ProtFlags::WRITE;
+        }
+        // SAFETY: a new mapping at an address of the kernel's choice aliases no Rust object.
+        let base = unsafe { mmap(std::ptr::null_mut(), mapped, prot, MapFlags::SHARED, fd, start)? };
+        let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::NOMEM)?;
+        Ok(Arc::new(Self {
+            base,
+            mapped,
+            // Both differences are below `mapped`, which fits.
+            skip: usize::try_from(offset - start).map_err(|_| Errno::NOMEM)?,
+            len: usize::try_from(len).map_err(|_| Errno::NOMEM)?,
+            protection,
+            watch: sigbus::Watch::new(base.as_ptr() as usize, mapped),
+        }))
+    }
+
+    /// New zeroed memory of `len` bytes (rounded up to pages) in a memfd, mapped; for embedded guests, drivers and tests.
+    /// The descriptor can be given to another process.
+    ///
+    /// # Errors
+    /// What memfd_create, ftruncate and mmap say.
+    pub fn new_shared(name: &str, len: u64) -> Result<(Arc<Self>, std::os::fd::OwnedFd), Errno> {
+        let len = len.max(1).checked_next_multiple_of(MIN_PAGE).ok_or(Errno::INVAL)?;
+        let fd = memfd_create(name, MemfdFlags::CLOEXEC)?;
+        ftruncate(&fd, len)?;
+        let mapping = Self::of_file(fd.as_fd(), 0, len, Protection::READ_WRITE)?;
+        Ok((mapping, fd))
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it holds no byte; never true for a mapping that was made.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What the device may do with it.
+    pub fn protection(&self) -> Protection {
+        self.protection
+    }
+
+    /// Whether pages were lost because the file behind it was cut short. Lost pages read as zeros from then on.
+    pub fn is_torn(&self) -> bool {
+        self.watch.is_torn()
+    }
+
+    /// The whole mapping as one [`Window`].
+    pub fn window(self: &Arc<Self>) -> Window {
+        let mut window = Window::empty();
+        window.push(self.clone(), 0, self.len);
+        window
+    }
+
+    /// Address of byte `offset`, which must be at most `len`; stays valid for as long as the mapping lives.
+    pub(crate) fn at(&self, offset: usize) -> NonNull<u8> {
+        assert!(offset <= self.len, "offset inside the mapping");
+        // SAFETY: skip + offset <= skip + len <= mapped, so the result stays inside the mmap (or one past it).
+        unsafe { self.base.add(self.skip + offset) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.watch.release();
+        // SAFETY: base and mapped are what mmap returned, and nobody else holds the value: the last `Arc` is being dropped.
+        // An error leaves the memory mapped, which harms nobody.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.mapped) };
+    }
+}

@@ -1,0 +1,220 @@
+//! A stream socket as a sequence of messages with file descriptors, and back. Nothing here blocks.
+
+use std::{
+    collections::VecDeque,
+    io::{IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    cmsg_space,
+    io::Errno,
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+        SendFlags, recvmsg, send, sendmsg,
+    },
+};
+use zerocopy::IntoBytes;
+
+use crate::codec::{
+    message_size,
+    wire::{FLAG_ERROR, Header, MAX_MESSAGE_FDS, TYPE_REPLY},
+};
+
+/// Room for many small messages; grows for a large one.
+const BUFFER: usize = 64 << 10;
+
+/// What a look at the socket brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Received {
+    /// Bytes.
+    Bytes,
+    /// Nothing at the moment.
+    Nothing,
+    /// The peer has closed its end.
+    End,
+}
+
+/// Bytes on their way in.
+///
+/// File descriptors: the kernel hands over those of one `sendmsg` together with its first byte, and ends a read behind
+/// the piece that carried them (`unix_stream_read_generic`); pieces before it without descriptors may be in the same read.
+/// So the descriptors of a read belong to the message that holds the read's last byte.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// Position in the stream of `buffer[start]`.
+    position: u64,
+    /// Descriptors and the stream position of the byte that they came with, in order.
+    fds: VecDeque<(u64, OwnedFd)>,
+    message_fds: Vec<OwnedFd>,
+    /// Descriptors that nobody wanted.
+    pub(crate) surplus_fds: u64,
+}
+
+impl Incoming {
+    pub(crate) fn new() -> Self {
+        Self {
+            buffer: vec![0; BUFFER],
+            start: 0,
+            end: 0,
+            position: 0,
+            fds: VecDeque::new(),
+            message_fds: Vec::new(),
+            surplus_fds: 0,
+        }
+    }
+
+    /// One `recvmsg`.
+    pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>) -> Result<Received, Errno> {
+        self.make_room();
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_MESSAGE_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut iov = [IoSliceMut::new(&mut self.buffer[self.end..])];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let got = match recvmsg(socket, &mut iov, &mut control, flags) {
+            Ok(got) => got,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
+            Err(errno) => return Err(errno),
+        };
+        if got.flags.contains(ReturnFlags::CTRUNC) {
+            self.surplus_fds += 1;
+        }
+        if got.bytes == 0 {
+            return Ok(Received::End);
+        }
+        self.end += got.bytes;
+        let last = self.position + (self.end - self.start) as u64 - 1;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                for fd in fds {
+                    // There may be those of a message that is not whole yet, and these. Only a peer that spreads one message
+                    // over many sends gets past that.
+                    if self.fds.len() < 2 * MAX_MESSAGE_FDS {
+                        self.fds.push_back((last, fd));
+                    } else {
+                        self.surplus_fds += 1;
+                    }
+                }
+            }
+        }
+        Ok(Received::Bytes)
+    }
+
+    /// Makes sure that the message that has begun fits, and that there is room for one byte at least. Sizes that cannot be
+    /// are left to [`Incoming::next`].
+    fn make_room(&mut self) {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+        let wanted = match message_size(&self.buffer[self.start..self.end]) {
+            Ok(Some(size)) => size,
+            Ok(None) => Header::SIZE,
+            Err(_) => 0,
+        };
+        if self.start + wanted > self.buffer.len() || self.end == self.buffer.len() {
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        if wanted > self.buffer.len() || self.end == self.buffer.len() {
+            self.buffer.resize(wanted.max(self.end + BUFFER), 0);
+        }
+    }
+
+    /// The next whole message and its descriptors. What is left of the descriptors is closed by the next call.
+    ///
+    /// # Errors
+    /// The size that a header names, when there is no such message. The stream cannot be read on.
+    pub(crate) fn next(&mut self) -> Result<Option<(&[u8], &mut Vec<OwnedFd>)>, u32> {
+        self.message_fds.clear();
+        let Some(size) = message_size(&self.buffer[self.start..self.end])? else { return Ok(None) };
+        if self.end - self.start < size {
+            return Ok(None);
+        }
+        let message = self.start..self.start + size;
+        self.start += size;
+        self.position += size as u64;
+        while self.fds.front().is_some_and(|(at, _)| *at < self.position) {
+            match self.fds.pop_front() {
+                Some((_, fd)) if self.message_fds.len() < MAX_MESSAGE_FDS => self.message_fds.push(fd),
+                _ => self.surplus_fds += 1,
+            }
+        }
+        Ok(Some((&self.buffer[message], &mut self.message_fds)))
+    }
+}
+
+/// Bytes on their way out.
+#[derive(Debug, Default)]
+pub(crate) struct Outgoing {
+    buffer: Vec<u8>,
+    sent: usize,
+}
+
+impl Outgoing {
+    /// Bytes that the peer has not taken yet.
+    pub(crate) fn backlog(&self) -> usize {
+        self.buffer.len() - self.sent
+    }
+
+    /// Appends an answer with `payload` and `data` more bytes, zeroed, which are returned.
+    pub(crate) fn reply(&mut self, request: &Header, payload: &[u8], data: usize) -> &mut [u8] {
+        let size = Header::SIZE + payload.len() + data;
+        let header = Header { size: size_u32(size), flags: TYPE_REPLY, error: 0, ..*request };
+        self.buffer.extend_from_slice(header.as_bytes());
+        self.buffer.extend_from_slice(payload);
+        let start = self.buffer.len();
+        self.buffer.resize(start + data, 0);
+        &mut self.buffer[start..]
+    }
+
+    /// Appends an answer that says what failed.
+    pub(crate) fn error(&mut self, request: &Header, errno: Errno) {
+        let error = u32::try_from(errno.raw_os_error()).unwrap_or_default();
+        let header = Header { size: size_u32(Header::SIZE), flags: TYPE_REPLY | FLAG_ERROR, error, ..*request };
+        self.buffer.extend_from_slice(header.as_bytes());
+    }
+
+    /// Sends as much as the peer takes.
+    pub(crate) fn flush(&mut self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
+        while self.sent < self.buffer.len() {
+            match send(socket, &self.buffer[self.sent..], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(n) => self.sent += n,
+                Err(Errno::AGAIN) => {
+                    // Keeps the buffer from growing at its front.
+                    self.buffer.drain(..self.sent);
+                    self.sent = 0;
+                    return Ok(());
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        self.buffer.clear();
+        self.buffer.shrink_to(4 * BUFFER);
+        self.sent = 0;
+        Ok(())
+    }
+}
+
+fn size_u32(size: usize) -> u32 {
+    u32::try_from(size).unwrap_or(u32::MAX)
+}
+
+/// Sends the start of a message, with descriptors, and says how many bytes went out.
+pub(crate) fn send_with_fds(
+    socket: BorrowedFd<'_>,
+    parts: &[IoSlice<'_>],
+    fds: &[BorrowedFd<'_>],
+) -> Result<usize, Errno> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_MESSAGE_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::INVAL);
+    }
+    sendmsg(socket, parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+}

@@ -1,0 +1,210 @@
+//! A device that is just enough to see what the server does to it.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use dma::{AddressSpace, MemoryMap};
+use pci::{Bar, ConfigSpace, ConfigSpaceBuilder, Interrupt, Interrupts, MsixLayout, PciFunction, Wait};
+use rustix::event::{EventfdFlags, eventfd};
+
+/// MSI-X vectors of the device.
+pub const VECTORS: u16 = 40;
+/// A write of `n` raises MSI-X vector `n`.
+pub const RAISE_MSIX: u64 = 0x1000;
+/// A write sets the level of the legacy line.
+pub const LEVEL: u64 = 0x1008;
+/// A write starts a request that lasts until [`Shared::release`].
+pub const START: u64 = 0x1010;
+/// A write of a guest address: the device writes `b"DMA!"` there. Read back: 1 when that worked.
+pub const DMA: u64 = 0x1018;
+
+/// What tests see of the device and may tell it, from another thread.
+pub struct Shared {
+    pub writes: Mutex<Vec<(usize, u64, Vec<u8>)>>,
+    pub resets: AtomicU64,
+    pub unmasked: AtomicU64,
+    pub in_flight: AtomicU64,
+    /// A reset waits for the request in flight, too.
+    release: AtomicBool,
+    kick: OwnedFd,
+}
+
+impl Shared {
+    /// Ends the requests in flight.
+    pub fn release(&self) {
+        self.release.store(true, Ordering::SeqCst);
+        rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
+    }
+
+    pub fn writes(&self) -> Vec<(usize, u64, Vec<u8>)> {
+        self.writes.lock().unwrap().clone()
+    }
+}
+
+pub struct Device {
+    pub shared: Arc<Shared>,
+    config: ConfigSpace,
+    memory: Vec<u8>,
+    interrupts: Interrupts,
+    level: bool,
+    /// The legacy line was signalled and not unmasked since.
+    line_masked: bool,
+    map: Arc<MemoryMap>,
+    in_flight: Vec<Arc<MemoryMap>>,
+    dma_worked: bool,
+}
+
+fn bars() -> [Option<Bar>; 6] {
+    let bar = |size, is_64bit| Some(Bar { size, is_64bit, prefetchable: false });
+    [bar(16384, true), None, None, None, bar(8192, false), None]
+}
+
+impl Device {
+    pub fn new() -> Self {
+        let layout = MsixLayout { vectors: VECTORS, table_bar: 4, table_offset: 0, pba_bar: 4, pba_offset: 4096 };
+        let config = ConfigSpaceBuilder {
+            vendor: 0x1d1d,
+            device: 0x1f1f,
+            class: 0x01_08_02,
+            bars: bars(),
+            msix: Some(layout),
+            ..Default::default()
+        };
+        let shared = Shared {
+            writes: Mutex::default(),
+            resets: AtomicU64::new(0),
+            unmasked: AtomicU64::new(0),
+            in_flight: AtomicU64::new(0),
+            release: AtomicBool::new(false),
+            kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap(),
+        };
+        Self {
+            shared: Arc::new(shared),
+            config: config.build().unwrap(),
+            memory: vec![0; 16384],
+            interrupts: Interrupts::new(VECTORS),
+            level: false,
+            line_masked: false,
+            map: AddressSpace::new().snapshot(),
+            in_flight: Vec::new(),
+            dma_worked: false,
+        }
+    }
+
+    fn update_line(&mut self) {
+        if self.level && !self.line_masked {
+            self.line_masked = true;
+            self.interrupts.signal_intx();
+        }
+    }
+}
+
+impl PciFunction for Device {
+    fn bars(&self) -> [Option<Bar>; 6] {
+        bars()
+    }
+
+    fn msix_vectors(&self) -> u16 {
+        VECTORS
+    }
+
+    fn config_read(&mut self, offset: u16, data: &mut [u8]) {
+        self.config.read(offset, data);
+    }
+
+    fn config_write(&mut self, offset: u16, data: &[u8]) {
+        let _ = self.config.write(offset, data);
+    }
+
+    fn bar_read(&mut self, bar: usize, offset: u64, data: &mut [u8]) {
+        if bar == 0 && offset == DMA {
+            data.fill(0);
+            data[0] = self.dma_worked.into();
+            return;
+        }
+        let at = usize::try_from(offset).unwrap();
+        match bar {
+            0 => data.copy_from_slice(&self.memory[at..at + data.len()]),
+            4 => assert!(at + data.len() <= 8192),
+            other => panic!("read of BAR {other}"),
+        }
+    }
+
+    fn bar_write(&mut self, bar: usize, offset: u64, data: &[u8]) {
+        self.shared.writes.lock().unwrap().push((bar, offset, data.to_vec()));
+        let at = usize::try_from(offset).unwrap();
+        assert!(at + data.len() <= if bar == 0 { 16384 } else { 8192 });
+        let mut value = [0; 8];
+        let n = data.len().min(8);
+        value[..n].copy_from_slice(&data[..n]);
+        let value = u64::from_le_bytes(value);
+        match (bar, offset) {
+            (0, RAISE_MSIX) => self.interrupts.signal_msix(u16::try_from(value).unwrap_or(u16::MAX)),
+            (0, LEVEL) => {
+                self.level = value != 0;
+                self.update_line();
+            }
+            (0, START) => self.in_flight.push(self.map.clone()),
+            (0, DMA) => self.dma_worked = self.map.write(value, b"DMA!").is_ok(),
+            (0, _) => self.memory[at..at + data.len()].copy_from_slice(data),
+            (4, _) => {}
+            (other, _) => panic!("write to BAR {other}"),
+        }
+        self.shared.in_flight.store(self.in_flight.len() as u64, Ordering::SeqCst);
+    }
+
+    fn connect_msix(&mut self, vector: u16, interrupt: Option<Interrupt>) {
+        self.interrupts.connect_msix(vector, interrupt);
+    }
+
+    fn connect_intx(&mut self, interrupt: Option<Interrupt>) {
+        self.interrupts.connect_intx(interrupt);
+        self.line_masked = false;
+        self.update_line();
+    }
+
+    fn intx_unmasked(&mut self) {
+        self.shared.unmasked.fetch_add(1, Ordering::SeqCst);
+        self.line_masked = false;
+        self.update_line();
+    }
+
+    fn set_memory(&mut self, map: Arc<MemoryMap>) {
+        self.map = map;
+    }
+
+    fn reset(&mut self) {
+        self.shared.resets.fetch_add(1, Ordering::SeqCst);
+        self.config.reset();
+        self.memory.fill(0);
+        self.interrupts.clear_pending();
+        self.level = false;
+        self.dma_worked = false;
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
+    fn poll(&mut self) -> bool {
+        let kicked = rustix::io::read(&self.shared.kick, &mut [0u8; 8]).is_ok();
+        if self.shared.release.swap(false, Ordering::SeqCst) {
+            self.in_flight.clear();
+            self.shared.in_flight.store(0, Ordering::SeqCst);
+        }
+        kicked
+    }
+
+    fn prepare_wait(&mut self) -> Wait {
+        Wait::Until(None)
+    }
+
+    fn wait_fds(&self, add: &mut dyn FnMut(BorrowedFd<'_>)) {
+        add(self.shared.kick.as_fd());
+    }
+}
