@@ -428,8 +428,8 @@ impl Client {
         let name = command::name(command);
         let bad = |what| ClientError::Protocol { command: name, what };
         loop {
-            while let Some((message, _fds)) = self.incoming.next().map_err(|_| bad("size of the message"))? {
-                let (header, payload) = Header::split(message).ok_or_else(|| bad(TOO_SHORT))?;
+            while let Some(message) = self.incoming.next().map_err(|_| bad("size of the message"))? {
+                let (header, payload) = Header::split(message.bytes).ok_or_else(|| bad(TOO_SHORT))?;
                 if header.flags & wire::TYPE_MASK == TYPE_COMMAND {
                     // A request of the server; we have nothing for it.
                     if !header.no_reply() {

@@ -36,6 +36,16 @@ pub(crate) enum Received {
     End,
 }
 
+/// One whole message as it came.
+#[derive(Debug)]
+pub(crate) struct Message<'a> {
+    pub(crate) bytes: &'a [u8],
+    /// The descriptors that came with it, at most [`MAX_MESSAGE_FDS`].
+    pub(crate) fds: &'a mut Vec<OwnedFd>,
+    /// Some were lost on the way, since this process has too many open.
+    pub(crate) fds_lost: bool,
+}
+
 /// Bytes on their way in.
 ///
 /// File descriptors: the kernel hands over those of one `sendmsg` together with its first byte, and ends a read behind
@@ -51,6 +61,8 @@ pub(crate) struct Incoming {
     /// Descriptors and the stream position of the byte that they came with, in order.
     fds: VecDeque<(u64, OwnedFd)>,
     message_fds: Vec<OwnedFd>,
+    /// Stream position of the last byte whose descriptors were lost.
+    lost_at: Option<u64>,
     /// Descriptors that nobody wanted.
     pub(crate) surplus_fds: u64,
 }
@@ -64,6 +76,7 @@ impl Incoming {
             position: 0,
             fds: VecDeque::new(),
             message_fds: Vec::new(),
+            lost_at: None,
             surplus_fds: 0,
         }
     }
@@ -80,17 +93,16 @@ impl Incoming {
             Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
             Err(errno) => return Err(errno),
         };
-        if got.flags.contains(ReturnFlags::CTRUNC) {
-            self.surplus_fds += 1;
-        }
         if got.bytes == 0 {
             return Ok(Received::End);
         }
         self.end += got.bytes;
         let last = self.position + (self.end - self.start) as u64 - 1;
+        let mut count = 0;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
                 for fd in fds {
+                    count += 1;
                     // There may be those of a message that is not whole yet, and these. Only a peer that spreads one message
                     // over many sends gets past that.
                     if self.fds.len() < 2 * MAX_MESSAGE_FDS {
@@ -99,6 +111,14 @@ impl Incoming {
                         self.surplus_fds += 1;
                     }
                 }
+            }
+        }
+        if got.flags.contains(ReturnFlags::CTRUNC) {
+            // Either there were more than anyone may send, or the kernel could not give us even these.
+            if count < MAX_MESSAGE_FDS {
+                self.lost_at = Some(last);
+            } else {
+                self.surplus_fds += 1;
             }
         }
         Ok(Received::Bytes)
@@ -129,7 +149,7 @@ impl Incoming {
     ///
     /// # Errors
     /// The size that a header names, when there is no such message. The stream cannot be read on.
-    pub(crate) fn next(&mut self) -> Result<Option<(&[u8], &mut Vec<OwnedFd>)>, u32> {
+    pub(crate) fn next(&mut self) -> Result<Option<Message<'_>>, u32> {
         self.message_fds.clear();
         let Some(size) = message_size(&self.buffer[self.start..self.end])? else { return Ok(None) };
         if self.end - self.start < size {
@@ -144,7 +164,8 @@ impl Incoming {
                 _ => self.surplus_fds += 1,
             }
         }
-        Ok(Some((&self.buffer[message], &mut self.message_fds)))
+        let fds_lost = self.lost_at.take_if(|at| *at < self.position).is_some();
+        Ok(Some(Message { bytes: &self.buffer[message], fds: &mut self.message_fds, fds_lost }))
     }
 }
 
@@ -217,4 +238,123 @@ pub(crate) fn send_with_fds(
         return Err(Errno::INVAL);
     }
     sendmsg(socket, parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        os::{fd::AsFd, unix::net::UnixStream},
+    };
+
+    use super::*;
+    use crate::codec::wire::MAX_MESSAGE;
+
+    fn message(id: u16, len: usize) -> Vec<u8> {
+        let header = Header { message_id: id, command: 9, size: size_u32(len), flags: 0, error: 0 };
+        let mut bytes = header.as_bytes().to_vec();
+        bytes.resize(len, id.to_le_bytes()[0]);
+        bytes
+    }
+
+    fn send_fd(socket: &UnixStream, bytes: &[u8], fd: BorrowedFd<'_>) {
+        assert_eq!(send_with_fds(socket.as_fd(), &[IoSlice::new(bytes)], &[fd]), Ok(bytes.len()));
+    }
+
+    /// All messages that are there: id, length, descriptors.
+    fn drain(incoming: &mut Incoming, socket: &UnixStream) -> Vec<(u16, usize, usize)> {
+        let mut all = Vec::new();
+        loop {
+            while let Some(Message { bytes, fds, fds_lost: false }) = incoming.next().unwrap() {
+                let (header, rest) = Header::split(bytes).unwrap();
+                assert!(rest.iter().all(|&b| b == header.message_id.to_le_bytes()[0]));
+                all.push((header.message_id, bytes.len(), fds.len()));
+            }
+            if incoming.receive(socket.as_fd()).unwrap() != Received::Bytes {
+                return all;
+            }
+        }
+    }
+
+    #[test]
+    fn messages_of_all_sizes_come_out_as_they_went_in() {
+        let (mut near, far) = UnixStream::pair().unwrap();
+        let mut incoming = Incoming::new();
+        assert_eq!(drain(&mut incoming, &far), []);
+        let lens = [16, 17, 36, 4096, BUFFER - 1, BUFFER, BUFFER + 1, 16, MAX_MESSAGE, 36, 20];
+        let writer = std::thread::spawn(move || {
+            for (id, len) in (0..).zip(lens) {
+                near.write_all(&message(id, len)).unwrap();
+            }
+        });
+        let mut all = Vec::new();
+        while all.len() < lens.len() {
+            all.extend(drain(&mut incoming, &far));
+            std::thread::yield_now();
+        }
+        writer.join().unwrap();
+        assert_eq!(all, (0..).zip(lens).map(|(id, len)| (id, len, 0)).collect::<Vec<_>>());
+        assert_eq!(incoming.receive(far.as_fd()), Ok(Received::End));
+    }
+
+    #[test]
+    fn descriptors_go_to_the_last_message_of_their_read() {
+        let (mut near, far) = UnixStream::pair().unwrap();
+        let (fd, _other) = UnixStream::pair().unwrap();
+        let mut incoming = Incoming::new();
+        near.write_all(&message(1, 36)).unwrap();
+        near.write_all(&message(2, 48)).unwrap();
+        send_fd(&near, &message(3, 48), fd.as_fd());
+        near.write_all(&message(4, 48)).unwrap();
+        send_fd(&near, &message(5, 36)[..7], fd.as_fd());
+        near.write_all(&message(5, 36)[7..]).unwrap();
+        send_fd(&near, &message(6, 36), fd.as_fd());
+        let expected = [(1, 36, 0), (2, 48, 0), (3, 48, 1), (4, 48, 0), (5, 36, 1), (6, 36, 1)];
+        assert_eq!(drain(&mut incoming, &far), expected);
+        assert_eq!(incoming.surplus_fds, 0);
+    }
+
+    #[test]
+    fn a_long_message_does_not_cost_the_next_one_its_descriptor() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let (fd, _other) = UnixStream::pair().unwrap();
+        let mut incoming = Incoming::new();
+        let mut all = Vec::new();
+        for round in 0..200u16 {
+            let (long, short) = (message(1, 16 + usize::from(round) * 331), message(2, 48));
+            (&near).write_all(&long).unwrap();
+            send_fd(&near, &short, fd.as_fd());
+            if round % 3 == 0 {
+                all.extend(drain(&mut incoming, &far));
+            }
+        }
+        all.extend(drain(&mut incoming, &far));
+        assert_eq!(all.len(), 400);
+        assert!(all.iter().all(|&(id, _, fds)| fds == usize::from(id == 2)));
+    }
+
+    #[test]
+    fn answers_wait_for_a_reader() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let request = Header { message_id: 3, command: 9, size: 32, flags: 0, error: 0 };
+        let mut out = Outgoing::default();
+        for _ in 0..100 {
+            out.reply(&request, &[1; 16], 20000).fill(7);
+        }
+        out.error(&request, Errno::INVAL);
+        let total = out.backlog();
+        assert_eq!(total, 100 * 20032 + 16);
+        let mut got = vec![0; total];
+        let mut read = 0;
+        while read < total {
+            out.flush(near.as_fd()).unwrap();
+            read += far.read(&mut got[read..]).unwrap();
+        }
+        assert_eq!(out.backlog(), 0);
+        assert_eq!(got[..8], [3, 0, 9, 0, 0x40, 0x4e, 0, 0]);
+        assert_eq!(got[total - 16..], [3, 0, 9, 0, 16, 0, 0, 0, 0x21, 0, 0, 0, 22, 0, 0, 0]);
+        drop(far);
+        out.error(&request, Errno::INVAL);
+        assert_eq!(out.flush(near.as_fd()), Err(Errno::PIPE), "and no SIGPIPE");
+    }
 }

@@ -52,7 +52,8 @@ impl Irqs {
         let (flags, count) = match index {
             irq::INTX => (irq::INFO_EVENTFD | irq::INFO_MASKABLE | irq::INFO_AUTOMASKED, 1),
             irq::MSI => (0, 0),
-            irq::MSIX => (irq::INFO_EVENTFD | irq::INFO_NORESIZE, u32::try_from(self.msix.len()).unwrap_or(0)),
+            // Vectors can be bound one by one, so no NORESIZE.
+            irq::MSIX => (irq::INFO_EVENTFD, u32::try_from(self.msix.len()).unwrap_or(0)),
             // Never raised. QEMU warns at each start about a device without it.
             irq::ERROR => (irq::INFO_EVENTFD, 1),
             irq::REQUEST => (0, 0),

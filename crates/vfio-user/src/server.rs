@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    ops::RangeInclusive,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
     time::{Duration, Instant},
@@ -18,8 +19,9 @@ use crate::{
     statistics::Statistics,
 };
 
-/// While the function is busy, the sockets are looked at this often. A look is one system call.
-const LOOK_INTERVAL: Duration = Duration::from_micros(20);
+/// While the function is busy, the sockets are looked at this often: soon after a look that found a message, since one
+/// doorbell follows another, and less and less often while there is none. A look is one system call of less than 1 us.
+const LOOK_INTERVAL: RangeInclusive<Duration> = Duration::from_micros(5)..=Duration::from_micros(40);
 /// Answers are sent when this much has come together, also in the middle of a batch of messages, in bytes.
 const FLUSH_AT: usize = 256 << 10;
 /// While something must become quiet, it is looked at this often at least.
@@ -147,6 +149,8 @@ struct Client {
     interest: (bool, bool),
     /// What the statistics know of already.
     surplus_fds: u64,
+    /// That others were refused on its account was logged.
+    refusal_logged: bool,
 }
 
 /// Why a client is no longer served.
@@ -184,6 +188,7 @@ impl Client {
             session: Session::new(function),
             interest: (true, false),
             surplus_fds: 0,
+            refusal_logged: false,
         }
     }
 
@@ -234,8 +239,8 @@ impl Client {
         let mut result = Ok(());
         while result.is_ok() && self.session.settle(function, &mut self.outgoing) {
             match self.incoming.next() {
-                Ok(Some((message, fds))) => {
-                    let handled = self.session.handle(message, fds, function, &mut self.outgoing, stats);
+                Ok(Some(message)) => {
+                    let handled = self.session.handle(message, function, &mut self.outgoing, stats);
                     result = handled.map_err(Gone::Expelled);
                 }
                 Ok(None) => break,
@@ -276,6 +281,7 @@ impl Loop<'_> {
         control: &mut dyn FnMut(&mut F, &Statistics) -> Control,
     ) -> Result<(), ServerError> {
         let mut looked = Instant::now();
+        let mut interval = *LOOK_INTERVAL.start();
         loop {
             let busy = function.poll();
             self.settle(function)?;
@@ -289,7 +295,7 @@ impl Loop<'_> {
             }
             let sleep = if busy { Wait::Busy } else { function.prepare_wait() };
             let timeout = match sleep {
-                Wait::Busy if looked.elapsed() < LOOK_INTERVAL => continue,
+                Wait::Busy if looked.elapsed() < interval => continue,
                 Wait::Busy => Some(Duration::ZERO),
                 Wait::Until(time) => {
                     self.poller.watch_function(function).map_err(failed("watch the device's descriptors"))?;
@@ -299,6 +305,7 @@ impl Loop<'_> {
             };
             let ready = self.poller.wait(timeout).map_err(failed("wait for events"))?;
             looked = Instant::now();
+            interval = if ready.client { *LOOK_INTERVAL.start() } else { (2 * interval).min(*LOOK_INTERVAL.end()) };
             self.deliver(ready, function)?;
             if ready.owner && control(function, self.stats) == Control::Stop && self.stopping.is_none() {
                 tracing::debug!("stop");
@@ -427,6 +434,7 @@ impl Loop<'_> {
         }
     }
 
+    /// Takes a connection; not called while draining.
     fn accept<F: PciFunction + ?Sized>(&mut self, function: &F) -> Result<(), ServerError> {
         let socket = match self.listener.accept() {
             Ok(socket) => socket,
@@ -437,9 +445,11 @@ impl Loop<'_> {
                 return Ok(());
             }
         };
-        if !matches!(self.state, State::Free) {
+        if let State::Connected(client) = &mut self.state {
             self.stats.refused_clients += 1;
-            tracing::warn!("a second client was refused; one is connected");
+            if !std::mem::replace(&mut client.refusal_logged, true) {
+                tracing::warn!("a second client was refused; one is connected (later ones are not logged)");
+            }
             return Ok(());
         }
         self.poller.add(&socket, Source::Client).map_err(failed("watch the client"))?;

@@ -18,7 +18,7 @@ use crate::{
             region,
         },
     },
-    framing::Outgoing,
+    framing::{Message, Outgoing},
     irqs::Irqs,
     statistics::Statistics,
 };
@@ -58,6 +58,7 @@ pub(crate) struct Session {
     /// A writable range with a descriptor has come: so the guest's RAM is shared.
     has_shared_memory: bool,
     warned: bool,
+    refusal_logged: bool,
     sigbus_events: u64,
 }
 
@@ -72,6 +73,7 @@ impl Session {
             pending: None,
             has_shared_memory: false,
             warned: false,
+            refusal_logged: false,
             sigbus_events: dma::sigbus::events(),
         }
     }
@@ -93,18 +95,18 @@ impl Session {
     /// The client must go. An answer may have been added.
     pub(crate) fn handle<F: PciFunction + ?Sized>(
         &mut self,
-        message: &[u8],
-        fds: &mut Vec<OwnedFd>,
+        message: Message<'_>,
         function: &mut F,
         out: &mut Outgoing,
         stats: &mut Statistics,
     ) -> Result<(), Expelled> {
-        let Some((header, _)) = Header::split(message) else { return Ok(()) };
+        let Message { bytes, fds, fds_lost } = message;
+        let Some((header, _)) = Header::split(bytes) else { return Ok(()) };
         stats.count(header.command);
         if header.no_reply() {
             stats.posted += 1;
         }
-        let request = match decode(message) {
+        let request = match decode(bytes) {
             Ok(request) => request,
             Err(error) => {
                 stats.malformed += 1;
@@ -124,6 +126,10 @@ impl Session {
             fds.clear();
         }
         let done = match request {
+            Request::DmaMap(_) | Request::SetIrqs(..) if fds_lost => {
+                tracing::error!("file descriptors of a message were lost: this process may have too few (ulimit -n)");
+                Err(Errno::MFILE)
+            }
             Request::RegionWrite(access, data) => {
                 self.write(access.region, access.offset, data, function, stats);
                 self.reply(&header, access.as_bytes(), out);
@@ -266,7 +272,9 @@ impl Session {
             result = self.space_map(map, Backing::None, protection);
         }
         if let Err(error) = result {
-            tracing::warn!(%error, "DMA_MAP refused");
+            if !std::mem::replace(&mut self.refusal_logged, true) {
+                tracing::warn!(%error, "DMA_MAP refused; later ones are not logged");
+            }
             return Err(match error {
                 MapError::BadRange { .. } => Errno::INVAL,
                 MapError::Overlap { .. } => Errno::EXIST,

@@ -1,7 +1,6 @@
 //! The JSON that VERSION messages carry.
 
-use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::wire::{MAX_DATA_XFER, MAX_MESSAGE_FDS};
 
@@ -43,8 +42,8 @@ impl Default for Capabilities {
 /// Why the data of a VERSION message was not understood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum VersionError {
-    /// The data are no JSON object.
-    #[error("version data are no JSON object")]
+    /// The data, or the capabilities in them, are no JSON object.
+    #[error("version data, or the capabilities in them, are no JSON object")]
     Json,
     /// More data than anyone needs.
     #[error("{0} bytes of version data, at most {MAX_JSON} are read")]
@@ -52,12 +51,6 @@ pub enum VersionError {
     /// A capability has a value of the wrong kind.
     #[error("capability {0} has a value of the wrong kind")]
     Capability(&'static str),
-}
-
-#[derive(Deserialize)]
-struct Document {
-    #[serde(default)]
-    capabilities: serde_json::Map<String, Value>,
 }
 
 impl Capabilities {
@@ -84,8 +77,13 @@ impl Capabilities {
         if json.iter().all(u8::is_ascii_whitespace) {
             return Ok(parsed);
         }
-        let document: Document = serde_json::from_slice(json).map_err(|_| VersionError::Json)?;
-        let number = |name: &'static str, to: &mut u64| match document.capabilities.get(name) {
+        let mut document: Map<String, Value> = serde_json::from_slice(json).map_err(|_| VersionError::Json)?;
+        let capabilities = match document.remove("capabilities") {
+            None => return Ok(parsed),
+            Some(Value::Object(capabilities)) => capabilities,
+            Some(_) => return Err(VersionError::Json),
+        };
+        let number = |name: &'static str, to: &mut u64| match capabilities.get(name) {
             None | Some(Value::Null) => Ok(()),
             Some(value) => value.as_u64().map(|v| *to = v).ok_or(VersionError::Capability(name)),
         };
@@ -93,7 +91,7 @@ impl Capabilities {
         number("max_data_xfer_size", &mut parsed.max_data_xfer_size)?;
         number("max_dma_maps", &mut parsed.max_dma_maps)?;
         number("pgsizes", &mut parsed.pgsizes)?;
-        match document.capabilities.get("write_multiple") {
+        match capabilities.get("write_multiple") {
             None | Some(Value::Null) => {}
             Some(value) => {
                 parsed.write_multiple = value.as_bool().ok_or(VersionError::Capability("write_multiple"))?;

@@ -13,40 +13,43 @@ use pci::{Bar, ConfigSpace, ConfigSpaceBuilder, Interrupt, Interrupts, MsixLayou
 use rustix::event::{EventfdFlags, eventfd};
 
 /// MSI-X vectors of the device.
-pub const VECTORS: u16 = 40;
+pub(crate) const VECTORS: u16 = 40;
 /// A write of `n` raises MSI-X vector `n`.
-pub const RAISE_MSIX: u64 = 0x1000;
+pub(crate) const RAISE_MSIX: u64 = 0x1000;
 /// A write sets the level of the legacy line.
-pub const LEVEL: u64 = 0x1008;
+pub(crate) const LEVEL: u64 = 0x1008;
 /// A write starts a request that lasts until [`Shared::release`].
-pub const START: u64 = 0x1010;
+pub(crate) const START: u64 = 0x1010;
 /// A write of a guest address: the device writes `b"DMA!"` there. Read back: 1 when that worked.
-pub const DMA: u64 = 0x1018;
+pub(crate) const DMA: u64 = 0x1018;
+
+/// A write replaces the descriptor that the device waits for; the new one has the old one's number, as often happens.
+pub(crate) const SWAP: u64 = 0x1020;
 
 /// What tests see of the device and may tell it, from another thread.
-pub struct Shared {
+pub(crate) struct Shared {
     pub writes: Mutex<Vec<(usize, u64, Vec<u8>)>>,
     pub resets: AtomicU64,
     pub unmasked: AtomicU64,
     pub in_flight: AtomicU64,
     /// A reset waits for the request in flight, too.
     release: AtomicBool,
-    kick: OwnedFd,
+    kick: Mutex<OwnedFd>,
 }
 
 impl Shared {
     /// Ends the requests in flight.
-    pub fn release(&self) {
+    pub(crate) fn release(&self) {
         self.release.store(true, Ordering::SeqCst);
-        rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
+        rustix::io::write(&*self.kick.lock().unwrap(), &1u64.to_ne_bytes()).unwrap();
     }
 
-    pub fn writes(&self) -> Vec<(usize, u64, Vec<u8>)> {
+    pub(crate) fn writes(&self) -> Vec<(usize, u64, Vec<u8>)> {
         self.writes.lock().unwrap().clone()
     }
 }
 
-pub struct Device {
+pub(crate) struct Device {
     pub shared: Arc<Shared>,
     config: ConfigSpace,
     memory: Vec<u8>,
@@ -57,6 +60,11 @@ pub struct Device {
     map: Arc<MemoryMap>,
     in_flight: Vec<Arc<MemoryMap>>,
     dma_worked: bool,
+    generation: u64,
+}
+
+fn new_kick() -> OwnedFd {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
 }
 
 fn bars() -> [Option<Bar>; 6] {
@@ -65,7 +73,7 @@ fn bars() -> [Option<Bar>; 6] {
 }
 
 impl Device {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let layout = MsixLayout { vectors: VECTORS, table_bar: 4, table_offset: 0, pba_bar: 4, pba_offset: 4096 };
         let config = ConfigSpaceBuilder {
             vendor: 0x1d1d,
@@ -81,7 +89,7 @@ impl Device {
             unmasked: AtomicU64::new(0),
             in_flight: AtomicU64::new(0),
             release: AtomicBool::new(false),
-            kick: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap(),
+            kick: Mutex::new(new_kick()),
         };
         Self {
             shared: Arc::new(shared),
@@ -93,6 +101,7 @@ impl Device {
             map: AddressSpace::new().snapshot(),
             in_flight: Vec::new(),
             dma_worked: false,
+            generation: 0,
         }
     }
 
@@ -150,6 +159,11 @@ impl PciFunction for Device {
                 self.update_line();
             }
             (0, START) => self.in_flight.push(self.map.clone()),
+            (0, SWAP) => {
+                let mut kick = self.shared.kick.lock().unwrap();
+                rustix::io::dup2(new_kick(), &mut kick).unwrap();
+                self.generation += 1;
+            }
             (0, DMA) => self.dma_worked = self.map.write(value, b"DMA!").is_ok(),
             (0, _) => self.memory[at..at + data.len()].copy_from_slice(data),
             (4, _) => {}
@@ -192,7 +206,7 @@ impl PciFunction for Device {
     }
 
     fn poll(&mut self) -> bool {
-        let kicked = rustix::io::read(&self.shared.kick, &mut [0u8; 8]).is_ok();
+        let kicked = rustix::io::read(&*self.shared.kick.lock().unwrap(), &mut [0u8; 8]).is_ok();
         if self.shared.release.swap(false, Ordering::SeqCst) {
             self.in_flight.clear();
             self.shared.in_flight.store(0, Ordering::SeqCst);
@@ -205,6 +219,10 @@ impl PciFunction for Device {
     }
 
     fn wait_fds(&self, add: &mut dyn FnMut(BorrowedFd<'_>)) {
-        add(self.shared.kick.as_fd());
+        add(self.shared.kick.lock().unwrap().as_fd());
+    }
+
+    fn wait_fds_generation(&self) -> u64 {
+        self.generation
     }
 }

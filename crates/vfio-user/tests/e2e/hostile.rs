@@ -99,7 +99,7 @@ fn more_descriptors_than_a_message_may_carry_are_closed() {
         let set = SetIrqs { argsz: 20, flags, index: irq::MSIX, start: 0, count };
         message(3, command::DEVICE_SET_IRQS, TYPE_COMMAND, set.as_bytes())
     };
-    raw.send_fds(&set(40), &vec![event.as_fd(); 40]);
+    raw.send_fds(&set(40), &[event.as_fd(); 40]);
     assert_ne!(raw.receive_error(3), 0, "only 16 arrive, which is not what it promises");
     raw.send_fds(&set(17), &[event.as_fd(); 17]);
     assert_ne!(raw.receive_error(3), 0);

@@ -1,5 +1,7 @@
 //! The server over a real socket, with a small device behind it. Each test is a story of one or two clients.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests")]
+
 mod clients;
 mod device;
 mod hostile;

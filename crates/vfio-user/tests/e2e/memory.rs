@@ -11,7 +11,7 @@ use shadowbell_vfio_user::{
 use zerocopy::IntoBytes;
 
 use crate::{
-    device::{DMA, START},
+    device::{DMA, START, SWAP},
     rig::{Rig, message, posted, wait_until},
 };
 
@@ -216,4 +216,16 @@ fn hundreds_of_ranges_do_not_keep_their_descriptors_open() {
     // Other tests run in this process, too.
     assert!(open() < before + 500);
     assert!(reaches(&mut client, 599 * 0x1000));
+}
+
+#[test]
+fn a_descriptor_that_took_over_the_number_of_another_still_wakes_the_server() {
+    let rig = Rig::new();
+    let mut client = rig.client();
+    for _ in 0..20 {
+        client.region_write(0, START, &[1]).unwrap();
+        client.region_write(0, SWAP, &[1]).unwrap();
+        rig.device.release();
+        wait_until("woken", || rig.device.in_flight.load(Ordering::SeqCst) == 0);
+    }
 }

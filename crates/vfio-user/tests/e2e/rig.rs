@@ -29,10 +29,10 @@ use zerocopy::IntoBytes;
 use crate::device::{Device, Shared};
 
 /// Far more than anything needs.
-pub const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// Waits for what another thread does.
-pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
         assert!(start.elapsed() < LIMIT, "never: {what}");
@@ -40,17 +40,17 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-pub fn new_eventfd() -> OwnedFd {
+pub(crate) fn new_eventfd() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
 }
 
 /// Whether an eventfd was signalled since the last call.
-pub fn signalled(fd: &OwnedFd) -> bool {
+pub(crate) fn signalled(fd: &OwnedFd) -> bool {
     rustix::io::read(fd, &mut [0u8; 8]).is_ok()
 }
 
 /// A running server.
-pub struct Rig {
+pub(crate) struct Rig {
     pub device: Arc<Shared>,
     pub path: PathBuf,
     wake: OwnedFd,
@@ -61,11 +61,11 @@ pub struct Rig {
 }
 
 impl Rig {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::with(ServerOptions::default())
     }
 
-    pub fn with(options: ServerOptions) -> Self {
+    pub(crate) fn with(options: ServerOptions) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("device.sock");
         let mut server = Server::bind(&path, options).unwrap();
@@ -88,11 +88,11 @@ impl Rig {
         Self { device: shared, path, wake, stop, seen, thread: Some(thread), _dir: dir }
     }
 
-    pub fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         Client::connect(&self.path, ClientOptions::default().timeout(LIMIT)).unwrap()
     }
 
-    pub fn raw(&self) -> Raw {
+    pub(crate) fn raw(&self) -> Raw {
         let stream = UnixStream::connect(&self.path).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         stream.set_write_timeout(Some(LIMIT)).unwrap();
@@ -100,17 +100,17 @@ impl Rig {
     }
 
     /// A raw client that has said VERSION.
-    pub fn greeted(&self) -> Raw {
+    pub(crate) fn greeted(&self) -> Raw {
         let mut raw = self.raw();
         raw.greet();
         raw
     }
 
-    pub fn wake(&self) {
+    pub(crate) fn wake(&self) {
         rustix::io::write(&self.wake, &1u64.to_ne_bytes()).unwrap();
     }
 
-    pub fn statistics(&self) -> Statistics {
+    pub(crate) fn statistics(&self) -> Statistics {
         *self.seen.lock().unwrap() = None;
         self.wake();
         let mut stats = None;
@@ -121,16 +121,16 @@ impl Rig {
         stats.unwrap()
     }
 
-    pub fn ask_to_stop(&self) {
+    pub(crate) fn ask_to_stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
         self.wake();
     }
 
-    pub fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    pub fn join(&mut self) {
+    pub(crate) fn join(&mut self) {
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap();
         }
@@ -148,12 +148,12 @@ impl Drop for Rig {
 }
 
 /// A client that knows no manners.
-pub struct Raw {
+pub(crate) struct Raw {
     pub stream: UnixStream,
 }
 
 /// A message with a header that tells the truth.
-pub fn message(id: u16, command: u16, flags: u32, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn message(id: u16, command: u16, flags: u32, payload: &[u8]) -> Vec<u8> {
     let size = u32::try_from(Header::SIZE + payload.len()).unwrap();
     let header = Header { message_id: id, command, size, flags, error: 0 };
     let mut bytes = header.as_bytes().to_vec();
@@ -161,31 +161,31 @@ pub fn message(id: u16, command: u16, flags: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-pub fn write_message(id: u16, flags: u32, region: u32, offset: u64, data: &[u8]) -> Vec<u8> {
+pub(crate) fn write_message(id: u16, flags: u32, region: u32, offset: u64, data: &[u8]) -> Vec<u8> {
     let access = RegionAccess { offset, region, count: u32::try_from(data.len()).unwrap() };
     message(id, command::REGION_WRITE, flags, &[access.as_bytes(), data].concat())
 }
 
 /// A doorbell as QEMU sends it.
-pub fn posted(region: u32, offset: u64, data: &[u8]) -> Vec<u8> {
+pub(crate) fn posted(region: u32, offset: u64, data: &[u8]) -> Vec<u8> {
     write_message(0, TYPE_COMMAND | FLAG_NO_REPLY, region, offset, data)
 }
 
-pub fn read_message(id: u16, region: u32, offset: u64, count: u32) -> Vec<u8> {
+pub(crate) fn read_message(id: u16, region: u32, offset: u64, count: u32) -> Vec<u8> {
     message(id, command::REGION_READ, TYPE_COMMAND, RegionAccess { offset, region, count }.as_bytes())
 }
 
 impl Raw {
-    pub fn send(&mut self, bytes: &[u8]) {
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).unwrap();
     }
 
     /// Sends what the server may no longer want to read.
-    pub fn try_send(&mut self, bytes: &[u8]) {
+    pub(crate) fn try_send(&mut self, bytes: &[u8]) {
         let _ = self.stream.write_all(bytes);
     }
 
-    pub fn send_fds(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+    pub(crate) fn send_fds(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
         let mut space = vec![MaybeUninit::uninit(); 4096];
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
@@ -193,7 +193,7 @@ impl Raw {
         assert_eq!(sent, bytes.len());
     }
 
-    pub fn receive(&mut self) -> (Header, Vec<u8>) {
+    pub(crate) fn receive(&mut self) -> (Header, Vec<u8>) {
         let mut bytes = [0; 16];
         self.stream.read_exact(&mut bytes).unwrap();
         let (header, _) = Header::split(&bytes).unwrap();
@@ -204,7 +204,7 @@ impl Raw {
     }
 
     /// The errno of the next answer, 0 for success.
-    pub fn receive_error(&mut self, id: u16) -> u32 {
+    pub(crate) fn receive_error(&mut self, id: u16) -> u32 {
         let (header, payload) = self.receive();
         assert_eq!(header.message_id, id);
         if header.flags & FLAG_ERROR == 0 {
@@ -214,13 +214,13 @@ impl Raw {
         header.error
     }
 
-    pub fn greet(&mut self) {
+    pub(crate) fn greet(&mut self) {
         self.send(&message(0xffff, command::VERSION, TYPE_COMMAND, &[0, 0, 1, 0]));
         assert_eq!(self.receive_error(0xffff), 0);
     }
 
     /// Proves that the connection lives and that all before it was handled, without any other answer.
-    pub fn sync(&mut self) {
+    pub(crate) fn sync(&mut self) {
         self.send(&read_message(0xabcd, 7, 0, 4));
         let (header, payload) = self.receive();
         assert_eq!((header.message_id, header.flags & FLAG_ERROR), (0xabcd, 0));
@@ -228,7 +228,7 @@ impl Raw {
     }
 
     /// Waits until the server has closed the connection; answers that are under way are skipped.
-    pub fn expect_closed(&mut self) {
+    pub(crate) fn expect_closed(&mut self) {
         let mut bytes = [0; 4096];
         loop {
             match self.stream.read(&mut bytes) {
