@@ -17,7 +17,7 @@ use crate::{BlockDevice, BlockError, BlockQueue, Capabilities, Completion, Direc
 const PAGE: u64 = dma::MIN_PAGE;
 static ZEROS: [u8; 4096] = [0; 4096];
 
-/// Memory of a memfd. Pages are taken at the first write and given back by discard and write zeroes.
+/// Memory of a memfd. Pages are taken when they are first touched and given back by discard and write zeroes.
 ///
 /// Requests that overlap while in flight on several queues mix byte by byte, as on a real disk.
 #[derive(Debug, Clone)]

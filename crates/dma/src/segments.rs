@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::{Access, Fault, MemoryMap, Window, window::copy};
+use crate::{
+    Access, Fault, MemoryMap, Window,
+    window::{copy, forget_memory},
+};
 
 /// A scatter-gather list over guest memory: filled from PRPs or SGLs, read by a backend.
 ///
@@ -116,8 +119,9 @@ impl Segments {
     /// Fills all pieces with zeros.
     pub fn zero(&self) {
         for piece in &self.list {
-            // SAFETY: the piece is inside a live mapping; an opaque C call, as in `copy`.
+            // SAFETY: the piece is inside a live mapping.
             unsafe { libc::memset(piece.iov_base, 0, piece.iov_len) };
+            forget_memory(piece.iov_base.cast(), piece.iov_base.cast());
         }
     }
 

@@ -150,4 +150,20 @@ mod tests {
         let fresh = Mapping::of_file(fd.as_fd(), 0, 4096, Protection::READ_WRITE).unwrap();
         assert!(!fresh.is_torn());
     }
+
+    #[test]
+    fn a_list_says_that_its_guest_lost_memory() {
+        super::install();
+        let (ram, fd) = Mapping::new_shared("ram", 8192).unwrap();
+        let mut space = crate::AddressSpace::new();
+        space.map(0, 8192, crate::Backing::Mapped(ram), Protection::READ_WRITE).unwrap();
+        let mut list = crate::Segments::default();
+        assert!(!list.is_torn());
+        list.push(&space.snapshot(), 4096, 16, crate::Access::Read).unwrap();
+        rustix::fs::ftruncate(&fd, 4096).unwrap();
+        let mut bytes = [1; 16];
+        list.read(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 16]);
+        assert!(list.is_torn());
+    }
 }

@@ -262,13 +262,26 @@ impl Cell32 {
 
 /// Copies `len` bytes between memory that others may write meanwhile.
 ///
-/// It goes through an opaque C call, so the compiler assumes nothing about the bytes; a racing writer yields old or new
-/// bytes, which is all that a device promises. Both ranges must be valid for `len` bytes; every caller in this crate has
-/// them from a live mapping, or from a slice of its own.
+/// A racing writer yields old or new bytes, which is all that a device promises. Both ranges must be valid for `len` bytes;
+/// every caller in this crate has them from a live mapping, or from a slice of its own.
 #[inline]
 pub(crate) fn copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the contract above; memmove, not memcpy, since two guest ranges may overlap.
     unsafe { libc::memmove(to.cast(), from.cast(), len) };
+    forget_memory(from, to);
+}
+
+/// The compiler knows what memmove does. Without this it may drop a copy whose result it finds unused, or read the source
+/// again later instead of the copy: a double fetch of memory that the guest can change in between.
+#[inline(always)]
+pub(crate) fn forget_memory(from: *const u8, to: *mut u8) {
+    // SAFETY: no instruction at all; to the compiler it may read and write any memory, these two ranges among it.
+    #[cfg(not(miri))]
+    unsafe {
+        std::arch::asm!("/* {} {} */", in(reg) from, in(reg) to, options(nostack, preserves_flags));
+    }
+    #[cfg(miri)]
+    let _ = (from, to);
 }
 
 #[cfg(test)]

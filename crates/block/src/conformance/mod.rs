@@ -42,7 +42,7 @@ macro_rules! conformance_tests {
             flush_and_fua_complete, zeroed_ranges_read_as_zeros_and_spare_their_neighbours,
             discard_spares_its_neighbours, random_requests_agree_with_a_model, a_full_queue_gives_the_request_back,
             in_flight_counts_what_is_owed, cancel_hands_everything_back, dropping_a_queue_frees_its_memory,
-            queues_see_each_others_writes, threads_share_a_device, a_queue_moves_between_threads_when_idle,
+            queues_see_each_others_writes, threads_share_a_device, a_queue_moves_between_threads,
             wait_fd_wakes_a_sleeper, poll_starts_what_was_not_kicked);
     };
     ($name:ident, $backend:expr, $($test:ident),*) => {

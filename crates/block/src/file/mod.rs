@@ -1,8 +1,9 @@
 //! Raw images and block devices of the host.
 //!
 //! # What a caller should know
-//! - The image is locked (an OFD lock on files, exclusive open on block devices): a second server that would write to it
-//!   is refused. Image servers that use such locks (QEMU) see ours, and we see theirs.
+//! - The image is locked (an OFD lock over the whole file; exclusive open on block devices): of two servers of ours one
+//!   writer or many readers have it. QEMU's locks are OFD locks on some bytes of the file, so a writer of ours and any
+//!   QEMU exclude each other.
 //! - Direct I/O is used where the file can do it at the disk's block size. A request whose memory is not aligned for it
 //!   goes through a buffer of its own.
 //! - Without a write cache every write is on stable storage when it completes, and flushes are still carried out.

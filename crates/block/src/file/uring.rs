@@ -17,6 +17,7 @@ use std::{
     cell::Cell,
     collections::VecDeque,
     fmt, io,
+    mem::ManuallyDrop,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     sync::{
         Arc, Mutex,
@@ -125,6 +126,11 @@ impl Ring {
         Ok(self.owner == Some(me))
     }
 
+    /// Whether the current thread may enter, without making it the owner.
+    fn is_ours(&self) -> bool {
+        !self.single || self.owner.is_none_or(|owner| owner == this_thread())
+    }
+
     /// Closes the ring and waits until the kernel has done with its requests; cancels what can be.
     fn tear_down(self) {
         let Self { life, uring, .. } = self;
@@ -143,7 +149,8 @@ struct Lane {
 pub(super) struct UringQueue {
     shared: Arc<Shared>,
     pool: Arc<Pool>,
-    ring: Ring,
+    /// Taken out by Drop alone.
+    ring: ManuallyDrop<Ring>,
     bell: Arc<Bell>,
     slots: Vec<Slot>,
     free: Vec<u32>,
@@ -180,7 +187,7 @@ impl UringQueue {
     pub(super) fn new(shared: Arc<Shared>, pool: Arc<Pool>, depth: usize) -> io::Result<Self> {
         let depth = depth.clamp(1, MAX_DEPTH);
         let bell = Arc::new(Bell::new()?);
-        let ring = Ring::new(&shared, &bell, depth)?;
+        let ring = ManuallyDrop::new(Ring::new(&shared, &bell, depth)?);
         let last = u32::try_from(depth).map_err(|_| io::ErrorKind::InvalidInput)?;
         Ok(Self {
             shared,
@@ -216,7 +223,7 @@ impl UringQueue {
 
     fn replace_ring(&mut self) -> io::Result<bool> {
         let ring = Ring::new(&self.shared, &self.bell, self.slots.len())?;
-        let old = std::mem::replace(&mut self.ring, ring);
+        let old = std::mem::replace(&mut *self.ring, ring);
         self.cancelling = false;
         if self.in_ring > 0 {
             tracing::warn!(
@@ -331,6 +338,16 @@ impl UringQueue {
         done(completion);
     }
 
+    fn collect_lane(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        let mut handed = 0;
+        while let Some((index, result)) = { lock(&self.lane.done).pop() } {
+            self.rung = true;
+            self.in_lane -= 1;
+            handed += usize::from(self.settle(index, result, done));
+        }
+        handed
+    }
+
     /// Collects results and starts the steps that follow from them.
     fn collect(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
         let mut handed = 0;
@@ -369,11 +386,7 @@ impl UringQueue {
             handed += 1;
         }
         if self.in_lane > 0 {
-            while let Some((index, result)) = { lock(&self.lane.done).pop() } {
-                self.rung = true;
-                self.in_lane -= 1;
-                handed += usize::from(self.settle(index, result, done));
-            }
+            handed += self.collect_lane(done);
         }
         if !self.pending.is_empty() {
             self.start();
@@ -471,16 +484,30 @@ impl BlockQueue for UringQueue {
 
 impl Drop for UringQueue {
     fn drop(&mut self) {
-        // On another thread than its own, this tears the ring down and leaves nothing in it.
-        self.cancel();
-        while self.in_ring + self.in_lane > 0 {
+        if self.ring.is_ours() {
+            self.cancel();
+            while self.in_ring > 0 {
+                self.bell.silence();
+                self.collect(&mut |_| {});
+                if self.in_ring > 0 {
+                    self.bell.wait(1000);
+                }
+            }
+        }
+        while self.in_lane > 0 {
             self.bell.silence();
-            self.collect(&mut |_| {});
-            if self.in_ring + self.in_lane > 0 {
+            self.collect_lane(&mut |_| {});
+            if self.in_lane > 0 {
                 self.bell.wait(1000);
             }
         }
-        // Let go of the image at once; the ring itself is freed later by the kernel.
-        let _ = self.ring.uring.submitter().unregister_files();
+        // SAFETY: taken once, here, and not used again: the drop of the other fields does not know it.
+        let ring = unsafe { ManuallyDrop::take(&mut self.ring) };
+        if self.in_ring > 0 {
+            ring.tear_down();
+        } else {
+            // Let go of the image at once: the kernel frees the ring later.
+            let _ = ring.uring.submitter().unregister_files();
+        }
     }
 }
