@@ -13,6 +13,7 @@
 //!   here. Every value can be held, because the other side may send any.
 //! - A field whose name ends in `_z` is 0's based: the value 0 means one.
 //! - Bit constants (`identify::oacs`, ...) are masks in the type of their field.
+//! - Commands are decoded by `From<&SubmissionQueueEntry>` and encoded by `encode`.
 //! - A decoder never fails and never panics: it only separates fields. Whether a value is legal is
 //!   the business of the controller.
 //!
@@ -36,6 +37,7 @@
 extern crate std;
 
 mod bits;
+mod encode;
 mod open_enum;
 
 pub mod admin;
