@@ -9,7 +9,7 @@ pub(crate) mod queues;
 use dma::Access;
 use nvme::{Status, SubmissionQueueEntry};
 
-use crate::{controller::Controller, io::MAX_TRANSFER, prp};
+use crate::{controller::Controller, io::MAX_TRANSFER};
 
 /// What became of an admin command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub(crate) enum Reply {
     Failed(Status),
     /// An Asynchronous Event Request that waits for its event.
     Parked,
+    /// It is done when every cache is on stable storage.
+    Flush,
     /// A queue is being deleted; the completion follows when its last command is done.
     Deleting(u16),
 }
@@ -42,12 +44,9 @@ impl Controller {
         if data.len() > MAX_TRANSFER {
             return Err(INVALID_FIELD);
         }
-        let engine = &mut self.engine;
-        let mut list = engine.list();
-        let pointers = (sqe.prp1.get(), sqe.prp2.get());
-        let sent = prp::map(&engine.memory, engine.page, pointers, data.len(), Access::Write, &mut list)
-            .and_then(|()| list.write(0, data).map_err(|_| Status::DATA_TRANSFER_ERROR.with_dnr()));
-        engine.recycle(list);
+        let list = self.engine.map(sqe, data.len(), Access::Write)?;
+        let sent = list.write(0, data).map_err(|_| Status::DATA_TRANSFER_ERROR.with_dnr());
+        self.engine.recycle(list);
         sent
     }
 }

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use block::BlockDevice;
 use thiserror::Error;
 
+use crate::pacer::PollMode;
+
 /// PCI identity of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PciId {
@@ -18,6 +20,19 @@ impl PciId {
     /// The project's own. It is in no registry; drivers bind to the NVMe class code and look at ids only for quirks.
     /// (QEMU's id, 1b36:0010, makes Linux ignore namespace identifiers.)
     pub const SHADOWBELL: Self = Self { vendor: 0x1234, device: 0xdbdb };
+    /// The identity behind which drivers look for [`DoorbellCommand::Vendor`].
+    pub const GOOGLE: Self = Self { vendor: 0x1ae0, device: 0x001f };
+}
+
+/// The form in which shadow doorbells are set up. Buffers and slots are the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DoorbellCommand {
+    /// Doorbell Buffer Config, 7Ch (NVMe Base 2.1 §5.2.5), advertised in OACS.
+    #[default]
+    Standard,
+    /// The vendor command C0h of 2016, which drivers send when the PCI vendor is 1AE0h. Nothing advertises it; a failure is
+    /// command specific status C0h.
+    Vendor,
 }
 
 /// A controller's settings. [`Config::check`] says what is wrong with them.
@@ -36,6 +51,10 @@ pub struct Config {
     pub queue_entries: u32,
     /// Whether Doorbell Buffer Config is on offer.
     pub shadow_doorbells: bool,
+    /// By which command it is.
+    pub doorbell_command: DoorbellCommand,
+    /// What the controller's thread does while it has nothing to do.
+    pub poll: PollMode,
     /// The disks: namespace 1, 2, ...
     pub namespaces: Vec<Arc<dyn BlockDevice>>,
 }
@@ -84,6 +103,8 @@ impl Config {
             io_queues: 64,
             queue_entries: 1024,
             shadow_doorbells: true,
+            doorbell_command: DoorbellCommand::default(),
+            poll: PollMode::default(),
             namespaces,
         }
     }

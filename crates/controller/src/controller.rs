@@ -21,6 +21,7 @@ use crate::{
     config::{Config, ConfigError},
     engine::{DSTRD, Engine, Failure, Fetch, Fetched},
     namespace::Namespace,
+    pacer::Pacer,
     queue::{CompletionQueue, SubmissionQueue},
     registers::{RegisterEvent, Registers},
     stats::Report,
@@ -71,8 +72,9 @@ enum State {
     Disabled,
     /// CSTS.RDY is 1.
     Ready,
-    /// A reset has begun; requests are still at a backend, and RDY stays as it was until they are back.
-    Draining(Reset),
+    /// A reset has begun; requests are still at a backend, and RDY stays as it was until they are back. All other registers
+    /// are reset already, and what the host writes to them counts.
+    Draining,
 }
 
 /// An NVMe controller without its bus.
@@ -85,14 +87,17 @@ pub(crate) struct Controller {
     pub(crate) interrupts: Interrupts,
     /// MSI-X is in use; else the legacy line is.
     pub(crate) msix_enabled: bool,
-    /// The function may read and write guest memory.
-    pub(crate) bus_master: bool,
+    /// The legacy line must not be raised.
+    pub(crate) intx_disabled: bool,
     pub(crate) features: Features,
     pub(crate) events: Events,
     pub(crate) errors: ErrorLog,
     pub(crate) unsafe_shutdowns: u64,
     pub(crate) started: Instant,
     state: State,
+    pacer: Pacer,
+    /// Commands that this turn has fetched.
+    fetched: usize,
     /// The last call of [`Controller::prepare_wait`] allowed a sleep.
     asleep: bool,
     /// Until the next slow look.
@@ -113,18 +118,20 @@ impl Controller {
         let queues = config.io_queues + 1;
         let now = Instant::now();
         Ok(Self {
-            offer: Offer { shadow_doorbells: config.shadow_doorbells },
+            offer: Offer { doorbells: config.shadow_doorbells.then_some(config.doorbell_command) },
             registers: Registers::new(config.queue_entries),
             features: Features::new(namespaces.len(), queues),
             engine: Engine::new(namespaces, queues.into()),
             interrupts: Interrupts::new(queues),
             msix_enabled: false,
-            bus_master: false,
+            intx_disabled: false,
             events: Events::default(),
             errors: ErrorLog::default(),
             unsafe_shutdowns: 0,
             started: now,
             state: State::Disabled,
+            pacer: Pacer::new(config.poll),
+            fetched: 0,
             asleep: false,
             look_after: FIRST_LOOK,
             awake_since: now,
@@ -183,6 +190,7 @@ impl Controller {
             Some(Doorbell::SqTail(qid)) => match self.engine.sqs.get_mut(usize::from(qid)) {
                 Some(Some(queue)) => {
                     counters.queue(qid).sq_doorbell_writes += 1;
+                    probes::ring_received(qid, false, value);
                     queue.consumer.ring(value).err().map(|_| Some(qid))
                 }
                 _ => Some(None),
@@ -190,6 +198,7 @@ impl Controller {
             Some(Doorbell::CqHead(qid)) => match self.engine.cqs.get_mut(usize::from(qid)) {
                 Some(Some(queue)) => {
                     counters.queue(qid).cq_doorbell_writes += 1;
+                    probes::ring_received(qid, true, value);
                     queue.producer.ring(value).err().map(|_| Some(qid))
                 }
                 _ => Some(None),
@@ -217,7 +226,9 @@ impl Controller {
             (false, true) => {}
             (true, false) if self.state == State::Ready => self.begin_reset(Reset::Enable),
             // It was not ready because it could not be enabled.
-            (true, false) if self.state == State::Disabled => self.registers.csts = Csts(0),
+            (true, false) if self.state == State::Disabled => {
+                self.registers.csts = Csts(0).with_nssro(self.registers.csts.nssro());
+            }
             _ => {}
         }
         if cc.shn() != ShutdownNotification::NONE
@@ -293,40 +304,35 @@ impl Controller {
         *events = Events::default();
         interrupts.clear_pending();
         engine.counters.device.resets += 1;
-        // The strongest of the resets that run at the same time decides what is left of the registers.
-        let kind = match self.state {
-            State::Draining(running) if running != Reset::Enable => running,
-            _ => kind,
+        let Registers { cc, aqa, asq, acq, csts, .. } = self.registers;
+        let fresh = Registers::new(self.config.queue_entries);
+        self.registers = match kind {
+            Reset::Enable => {
+                Registers { cc, aqa, asq, acq, csts: Csts(0).with_rdy(csts.rdy()).with_nssro(csts.nssro()), ..fresh }
+            }
+            Reset::Subsystem => Registers { csts: Csts(0).with_rdy(csts.rdy()).with_nssro(true), ..fresh },
+            Reset::Function => Registers { csts: Csts(0).with_rdy(csts.rdy()), ..fresh },
         };
-        self.state = State::Draining(kind);
+        self.state = State::Draining;
         self.drained();
     }
 
     /// Ends a reset once nothing is in flight; says whether it did.
     fn drained(&mut self) -> bool {
-        let State::Draining(kind) = self.state else { return false };
-        if self.engine.in_flight() > 0 {
+        if self.state != State::Draining || self.engine.in_flight() > 0 {
             return false;
         }
-        let Registers { cc, aqa, asq, acq, .. } = self.registers;
-        self.registers = Registers::new(self.config.queue_entries);
         self.state = State::Disabled;
-        match kind {
-            Reset::Enable => {
-                self.registers = Registers { cc, aqa, asq, acq, ..Registers::new(self.config.queue_entries) };
-                if cc.en() {
-                    self.enable();
-                }
-            }
-            Reset::Subsystem => self.registers.csts = Csts(0).with_nssro(true),
-            Reset::Function => {}
+        self.registers.csts = self.registers.csts.with_rdy(false);
+        if self.registers.cc.en() {
+            self.enable();
         }
         true
     }
 
     /// No reset and no flush is running and no request is at a backend.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.engine.in_flight() == 0 && !matches!(self.state, State::Draining(_))
+        self.engine.in_flight() == 0 && self.state != State::Draining
     }
 
     pub(crate) fn set_memory(&mut self, memory: Arc<MemoryMap>) {
@@ -337,6 +343,11 @@ impl Controller {
 
     // ---- the turn of the loop ---------------------------------------------------------------------------------------
 
+    /// Commands are carried out.
+    fn is_running(&self) -> bool {
+        self.state == State::Ready && self.engine.bus_master
+    }
+
     /// Does what there is to do, and says whether that was anything.
     pub(crate) fn poll(&mut self) -> bool {
         if self.asleep {
@@ -345,7 +356,7 @@ impl Controller {
         let mut worked = self.engine.collect();
         worked |= self.drained();
         worked |= self.finish_shutdown();
-        if self.state == State::Ready && self.bus_master {
+        if self.is_running() {
             let mut i = 0;
             // Admin commands add and remove queues on the way.
             while let Some(qid) = self.engine.active.get(i).copied() {
@@ -353,6 +364,7 @@ impl Controller {
                 i += 1;
             }
             self.engine.kick();
+            self.engine.rotate();
             worked |= self.finish_deletions();
             worked |= self.deliver_events();
         }
@@ -361,6 +373,7 @@ impl Controller {
         }
         self.raise_interrupts();
         if worked {
+            self.pacer.worked(std::mem::take(&mut self.fetched));
             if std::mem::take(&mut self.asleep) {
                 self.engine.counters.device.wakeups += 1;
             }
@@ -389,6 +402,7 @@ impl Controller {
         let Some(sq) = self.engine.sqs.get_mut(usize::from(qid)).and_then(Option::as_mut) else { return false };
         sq.busy = true;
         sq.consumer.suppress();
+        probes::tail_seen(qid, sq.consumer.tail(), waiting);
         let mut done = 0;
         while done < waiting.min(BATCH) {
             match self.engine.fetch(qid) {
@@ -402,6 +416,7 @@ impl Controller {
             }
             done += 1;
         }
+        self.fetched += usize::from(done);
         if done > 0 && self.asleep {
             self.engine.counters.queue(qid).wakeups += 1;
         }
@@ -431,6 +446,10 @@ impl Controller {
                     cq.producer.give_back(permit);
                 }
             }
+            Reply::Flush => {
+                let all = 0..self.engine.namespaces.len();
+                self.engine.flush(0, &sqe, permit, all);
+            }
             Reply::Deleting(qid) => {
                 if let Some(sq) = self.engine.sq(qid) {
                     sq.deleting = Some((cid, permit));
@@ -451,8 +470,22 @@ impl Controller {
 
     /// Arms every queue, and says whether it is safe to sleep.
     pub(crate) fn prepare_wait(&mut self) -> Wait {
+        if self.is_running() && self.pacer.looks_again() {
+            return Wait::Busy;
+        }
         let mut shadow = false;
-        if self.state == State::Ready && self.bus_master {
+        if self.is_running() {
+            // An event that waits for room in the admin CQ needs to hear of the head, as a command does.
+            if self.events.is_ready(self.features.async_events) {
+                match self.engine.arm_room(0) {
+                    Some(Armed::Idle) | None => {}
+                    Some(Armed::MoreWork) => return Wait::Busy,
+                    Some(Armed::Invalid(_)) => {
+                        self.invalid_doorbell(0);
+                        return Wait::Busy;
+                    }
+                }
+            }
             for i in 0..self.engine.active.len() {
                 let qid = self.engine.active[i];
                 match self.engine.arm(qid) {
@@ -497,29 +530,34 @@ impl Controller {
         }
     }
 
-    /// The legacy line is a level: active while a CQ with interrupts enabled holds entries that the host has not consumed
-    /// and the vector is not masked. The VMM takes it as edges, and asks again after each ([`Controller::raise_line`] runs
-    /// then).
+    /// Signals the legacy line if its level is active. The VMM takes it as edges, and asks again after each
+    /// ([`Controller::raise_line`] runs then).
     pub(crate) fn raise_line(&mut self) {
-        if self.msix_enabled || self.state != State::Ready || self.registers.intms & 1 != 0 {
-            return;
-        }
-        let mut active = None;
-        for (qid, queue) in (0u16..).zip(&mut self.engine.cqs) {
-            if let Some(queue) = queue
-                && queue.vector.is_some()
-            {
-                // A bad head is reported when the queue itself is looked at.
-                let _ = queue.producer.look();
-                if queue.producer.unread() > 0 {
-                    active = Some(qid);
-                    break;
-                }
-            }
-        }
-        if let Some(qid) = active {
+        if !self.intx_disabled
+            && let Some(qid) = self.line()
+        {
             self.engine.counters.queue(qid).interrupts += 1;
             self.interrupts.signal_intx();
         }
+    }
+
+    /// The level of the legacy line: active while a CQ with interrupts enabled holds entries that the host has not consumed
+    /// and the vector is not masked. Returns such a CQ.
+    pub(crate) fn line(&mut self) -> Option<u16> {
+        if self.msix_enabled || self.state != State::Ready || self.registers.intms & 1 != 0 {
+            return None;
+        }
+        for i in 0..self.engine.cqs.len() {
+            let Some(queue) = self.engine.cqs[i].as_mut().filter(|q| q.vector.is_some()) else { continue };
+            let (bad, unread) = (queue.producer.look().is_err(), queue.producer.unread());
+            let qid = u16::try_from(i).unwrap_or(u16::MAX);
+            if bad {
+                self.invalid_doorbell(qid);
+            }
+            if unread > 0 {
+                return Some(qid);
+            }
+        }
+        None
     }
 }

@@ -1,8 +1,10 @@
 //! The data half of a controller: queues, commands in flight, namespaces. It knows nothing of registers and of the admin set.
 
+mod requests;
+
 use std::sync::Arc;
 
-use block::{BlockError, Completion, Operation, Request, Submitted};
+use block::Completion;
 use dma::{Access, MemoryMap, Segments};
 use doorbell::{Armed, Permit};
 use nvme::{
@@ -52,6 +54,8 @@ struct Command {
     status: Status,
     nsid: u32,
     lba: u64,
+    /// [`Engine::epoch`] when it was opened.
+    epoch: u64,
 }
 
 /// A command that ended with an error, for the error log.
@@ -84,6 +88,10 @@ pub(crate) enum Fetch {
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) memory: Arc<MemoryMap>,
+    /// Counts the maps that there were before `memory`.
+    epoch: u64,
+    /// The function may write to guest memory of its own accord (Bus Master Enable).
+    pub(crate) bus_master: bool,
     /// Host page size in bytes (CC.MPS).
     pub(crate) page: u64,
     pub(crate) sqs: Vec<Option<SubmissionQueue>>,
@@ -99,6 +107,8 @@ pub(crate) struct Engine {
     free: Vec<u32>,
     /// Lists that wait to be used again.
     lists: Vec<Segments>,
+    /// For reading PRP lists.
+    scratch: Segments,
     done: Vec<Completion>,
     /// CQs that owe an interrupt.
     pub(crate) raise: Vec<u16>,
@@ -119,6 +129,8 @@ impl Engine {
     pub(crate) fn new(namespaces: Vec<Namespace>, queues: usize) -> Self {
         Self {
             memory: Arc::default(),
+            epoch: 0,
+            bus_master: false,
             page: 4096,
             sqs: std::iter::repeat_with(|| None).take(queues).collect(),
             cqs: std::iter::repeat_with(|| None).take(queues).collect(),
@@ -130,6 +142,7 @@ impl Engine {
             commands: Vec::new(),
             free: Vec::new(),
             lists: Vec::new(),
+            scratch: Segments::default(),
             done: Vec::new(),
             raise: Vec::new(),
             failures: Vec::new(),
@@ -199,8 +212,15 @@ impl Engine {
             if sq.consumer.doorbell().has_shadow() {
                 match armed {
                     // Queues that have slept on are armed already.
-                    Armed::Idle => counters.arms_won += u64::from(std::mem::take(&mut sq.busy)),
-                    Armed::MoreWork => counters.arms_lost += 1,
+                    Armed::Idle if std::mem::take(&mut sq.busy) => {
+                        counters.arms_won += 1;
+                        probes::arm_won(qid);
+                    }
+                    Armed::Idle => {}
+                    Armed::MoreWork => {
+                        counters.arms_lost += 1;
+                        probes::arm_lost(qid);
+                    }
                     Armed::Invalid(_) => {}
                 }
             }
@@ -210,14 +230,34 @@ impl Engine {
             // The backend's descriptor ends the sleep.
             return None;
         }
-        let cq = self.cqs.get_mut(usize::from(sq.cqid))?.as_mut()?;
+        let cqid = sq.cqid;
+        let armed = self.arm_room(cqid);
+        if armed == Some(Armed::Idle) {
+            self.counters.queue(qid).parked += 1;
+            probes::queue_parked(qid, cqid);
+            if let Some(sq) = self.sq(qid) {
+                sq.parked = true;
+            }
+        }
+        armed
+    }
+
+    /// Arms a CQ's wake-up for the moment when the host makes room in it.
+    pub(crate) fn arm_room(&mut self, cqid: u16) -> Option<Armed> {
+        let cq = self.cq(cqid)?;
         match cq.producer.arm() {
             Armed::Idle if cq.producer.has_room() => Some(Armed::MoreWork),
-            Armed::Idle => {
-                counters.parked += 1;
-                Some(Armed::Idle)
-            }
             other => Some(other),
+        }
+    }
+
+    /// Lets the next I/O queue go first in the next turn: whoever comes first gets the room that there is, in a CQ or at a
+    /// backend.
+    pub(crate) fn rotate(&mut self) {
+        if let Some(io) = self.active.get_mut(1..)
+            && io.len() > 1
+        {
+            io.rotate_left(1);
         }
     }
 
@@ -238,19 +278,7 @@ impl Engine {
         self.deleted.clear();
         self.failures.clear();
         self.write_cache = true;
-        for command in &mut self.commands {
-            if matches!(command.owner, Owner::Host { .. }) {
-                command.owner = Owner::Orphan;
-            }
-        }
-        for i in 0..self.namespaces.len() {
-            let backlog = std::mem::take(&mut self.namespaces[i].backlog);
-            for request in backlog {
-                self.finish_part(Completion { request, result: Err(BlockError::Cancelled) });
-            }
-            self.namespaces[i].queue.cancel();
-        }
-        self.congested = false;
+        self.abandon();
     }
 
     // ---- shadow doorbells -------------------------------------------------------------------------------------------
@@ -291,24 +319,39 @@ impl Engine {
         }
     }
 
-    /// Guest memory is elsewhere now: looks up everything that was resolved before.
-    pub(crate) fn set_memory(&mut self, memory: Arc<MemoryMap>) {
-        self.memory = memory;
-        for queue in self.sqs.iter_mut().flatten() {
-            queue.ring.remap(&self.memory);
-        }
+    /// The function may, or may no longer, write to guest memory of its own accord.
+    pub(crate) fn set_bus_master(&mut self, on: bool) {
+        self.bus_master = on;
+        self.post_deferred();
+    }
+
+    fn post_deferred(&mut self) {
         for (qid, queue) in (0u16..).zip(&mut self.cqs) {
             if let Some(queue) = queue {
-                queue.remap(&self.memory);
-                if queue.owes_interrupt {
+                let owed = queue.owes_interrupt;
+                queue.post_deferred(self.bus_master);
+                if queue.owes_interrupt && !owed {
                     self.raise.push(qid);
                 }
             }
         }
+    }
+
+    /// Guest memory is elsewhere now: looks up everything that was resolved before.
+    pub(crate) fn set_memory(&mut self, memory: Arc<MemoryMap>) {
+        self.memory = memory;
+        self.epoch += 1;
+        for queue in self.sqs.iter_mut().flatten() {
+            queue.ring.remap(&self.memory);
+        }
+        for queue in self.cqs.iter_mut().flatten() {
+            queue.ring.remap(&self.memory);
+        }
+        self.post_deferred();
         for qid in 0..=u16::try_from(self.sqs.len().saturating_sub(1)).unwrap_or(u16::MAX) {
             self.attach(qid);
         }
-        for list in &mut self.lists {
+        for list in self.lists.iter_mut().chain([&mut self.scratch]) {
             list.release();
         }
     }
@@ -342,6 +385,9 @@ impl Engine {
             cq.producer.give_back(permit);
             return Fetch::Nothing;
         };
+        if std::mem::take(&mut sq.parked) {
+            probes::queue_unparked(qid, sq.cqid);
+        }
         sq.outstanding += 1;
         self.counters.queue(qid).commands += 1;
         Fetch::Command(Fetched { sqe: SubmissionQueueEntry::from_words(words), permit })
@@ -355,6 +401,7 @@ impl Engine {
         if !status.is_success() {
             self.counters.queue(sqid).errors += 1;
         }
+        probes::command_completed(sqid, cid, status.0);
         let entry = CompletionQueueEntry {
             dw0: U32::new(dw0),
             sqhd: U16::new(sq.consumer.head()),
@@ -370,187 +417,10 @@ impl Engine {
         }
         if let Some(cq) = self.cqs.get_mut(usize::from(cqid)).and_then(Option::as_mut) {
             let owed = cq.owes_interrupt;
-            cq.post(permit, entry.with_status(status));
+            cq.post(permit, entry.with_status(status), self.bus_master);
             if cq.owes_interrupt && !owed {
                 self.raise.push(cqid);
             }
-        }
-    }
-
-    /// Opens a command that will have requests at backends, and returns its tag.
-    pub(crate) fn open(&mut self, sqid: u16, sqe: &SubmissionQueueEntry, permit: Permit, lba: u64, parts: u32) -> u64 {
-        let owner = Owner::Host { sqid, cid: sqe.cid.get(), permit };
-        self.open_for(owner, sqe.nsid.get(), lba, parts)
-    }
-
-    fn open_for(&mut self, owner: Owner, nsid: u32, lba: u64, parts: u32) -> u64 {
-        let command = Command { owner, parts, status: Status::SUCCESS, nsid, lba };
-        match self.free.pop() {
-            Some(i) => {
-                self.commands[i as usize] = command;
-                i.into()
-            }
-            None => {
-                self.commands.push(command);
-                self.commands.len() as u64 - 1
-            }
-        }
-    }
-
-    /// A list to fill, empty.
-    #[inline]
-    pub(crate) fn list(&mut self) -> Segments {
-        self.lists.pop().unwrap_or_else(|| Segments::with_capacity(8))
-    }
-
-    /// Takes a list back that was not used.
-    #[inline]
-    pub(crate) fn recycle(&mut self, mut list: Segments) {
-        list.clear();
-        self.lists.push(list);
-    }
-
-    /// Hands a request of the command `tag` to the namespace at `index`. `part` numbers the command's requests.
-    #[inline]
-    pub(crate) fn submit(
-        &mut self,
-        index: usize,
-        (tag, part): (u64, u32),
-        operation: Operation,
-        (offset, len): (u64, u64),
-        segments: Segments,
-    ) {
-        let request = Request { tag: tag | u64::from(part) << 32, operation, offset, len, segments };
-        let namespace = &mut self.namespaces[index];
-        if !namespace.backlog.is_empty() {
-            namespace.backlog.push_back(request);
-            return;
-        }
-        match namespace.queue.submit(request) {
-            Submitted::Done(completion) => self.finish_part(completion),
-            Submitted::Queued => {}
-            Submitted::Full(request) => {
-                namespace.backlog.push_back(request);
-                self.congested = true;
-            }
-        }
-    }
-
-    /// Brings every cache to stable storage; [`Engine::is_flushing`] says when that is done.
-    pub(crate) fn flush_all(&mut self) {
-        for index in 0..self.namespaces.len() {
-            if self.namespaces[index].capabilities.volatile_cache {
-                let tag = self.open_for(Owner::Internal, 0, 0, 1);
-                self.flushing += 1;
-                self.submit(index, (tag, 0), Operation::Flush, (0, 0), Segments::default());
-            }
-        }
-    }
-
-    /// Whether a flush of our own is under way.
-    pub(crate) fn is_flushing(&self) -> bool {
-        self.flushing > 0
-    }
-
-    /// Collects what the backends have done, and says whether that was anything.
-    pub(crate) fn collect(&mut self) -> bool {
-        let mut worked = false;
-        let mut done = std::mem::take(&mut self.done);
-        for i in 0..self.namespaces.len() {
-            if self.namespaces[i].queue.in_flight() == 0 {
-                continue;
-            }
-            worked |= self.namespaces[i].queue.poll(&mut |completion| done.push(completion)) > 0;
-            for completion in done.drain(..) {
-                self.finish_part(completion);
-            }
-        }
-        self.done = done;
-        if self.congested {
-            self.congested = false;
-            for i in 0..self.namespaces.len() {
-                worked |= self.resubmit(i);
-            }
-        }
-        worked
-    }
-
-    fn resubmit(&mut self, index: usize) -> bool {
-        let mut worked = false;
-        while let Some(request) = self.namespaces[index].backlog.pop_front() {
-            match self.namespaces[index].queue.submit(request) {
-                Submitted::Done(completion) => self.finish_part(completion),
-                Submitted::Queued => {}
-                Submitted::Full(request) => {
-                    self.namespaces[index].backlog.push_front(request);
-                    self.congested = true;
-                    break;
-                }
-            }
-            worked = true;
-        }
-        worked
-    }
-
-    /// Starts what this turn has submitted.
-    pub(crate) fn kick(&mut self) {
-        for namespace in &mut self.namespaces {
-            if namespace.queue.in_flight() > 0 {
-                namespace.queue.kick();
-            }
-        }
-    }
-
-    #[inline]
-    fn finish_part(&mut self, completion: Completion) {
-        let Completion { request, result } = completion;
-        let Request { tag, operation, segments, .. } = request;
-        let bytes = segments.bytes() as u64;
-        self.recycle(segments);
-        #[allow(clippy::cast_possible_truncation)] // The lower half is the command, the upper one the part.
-        let index = tag as u32;
-        let Some(command) = self.commands.get_mut(index as usize) else { return };
-        match result {
-            Ok(()) => {
-                if let Owner::Host { sqid, .. } = command.owner {
-                    let counters = self.counters.queue(sqid);
-                    match operation {
-                        Operation::Read => {
-                            counters.read_bytes += bytes;
-                            self.reads += 1;
-                        }
-                        Operation::Write { .. } => {
-                            counters.write_bytes += bytes;
-                            self.writes += 1;
-                        }
-                        _ => {}
-                    }
-                }
-            }
-            Err(error) if command.status.is_success() => command.status = status_of(error),
-            Err(_) => {}
-        }
-        command.parts = command.parts.saturating_sub(1);
-        if command.parts > 0 {
-            return;
-        }
-        let Command { status, nsid, lba, .. } = *command;
-        let owner = std::mem::replace(&mut command.owner, Owner::Nobody);
-        self.free.push(index);
-        match owner {
-            Owner::Host { sqid, cid, permit } => {
-                if !status.is_success() {
-                    self.failures.push(Failure { sqid, cid, status, nsid, lba });
-                }
-                self.complete(sqid, cid, permit, status, 0);
-            }
-            Owner::Internal => {
-                self.flushing -= 1;
-                if !status.is_success() {
-                    tracing::error!(%status, "flushing a disk failed: writes that were not flushed before may be lost");
-                }
-            }
-            Owner::Orphan | Owner::Nobody => {}
         }
     }
 }
@@ -561,19 +431,5 @@ fn attach(doorbell: &mut doorbell::Doorbell<dma::Cell32>, words: Option<(dma::Ce
         Some((slot, event)) if doorbell.has_shadow() => doorbell.resume(slot, event),
         Some((slot, event)) => doorbell.attach(slot, event),
         None => doorbell.suspend(),
-    }
-}
-
-/// The one map from what a backend says to what the host is told.
-fn status_of(error: BlockError) -> Status {
-    match error {
-        BlockError::ReadOnly => Status::NAMESPACE_WRITE_PROTECTED.with_dnr(),
-        BlockError::OutOfRange => Status::LBA_OUT_OF_RANGE.with_dnr(),
-        BlockError::NoSpace => Status::CAPACITY_EXCEEDED.with_dnr(),
-        BlockError::ReadFault => Status::UNRECOVERED_READ_ERROR,
-        BlockError::WriteFault => Status::WRITE_FAULT,
-        BlockError::Unsupported => Status::INVALID_FIELD.with_dnr(),
-        BlockError::Memory => Status::DATA_TRANSFER_ERROR.with_dnr(),
-        BlockError::Cancelled => Status::ABORTED_BY_REQUEST,
     }
 }

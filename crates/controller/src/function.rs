@@ -23,6 +23,10 @@ const REGISTERS: Bar = Bar { size: 0x4000, is_64bit: true, prefetchable: false }
 /// 512 entries of 16 bytes, and a bit for each.
 const MSIX: Bar = Bar { size: 0x8000, is_64bit: true, prefetchable: false };
 
+/// The Status register in configuration space.
+const STATUS: u16 = 6;
+const STATUS_END: u16 = 8;
+
 /// Mass storage, non-volatile memory, NVMe I/O controller.
 const CLASS: u32 = 0x01_08_02;
 
@@ -74,7 +78,12 @@ impl NvmeFunction {
             return;
         }
         self.controller.msix_enabled = self.space.msix_enabled();
-        self.controller.bus_master = self.space.bus_master();
+        self.controller.intx_disabled = self.space.intx_disabled();
+        self.controller.engine.set_bus_master(self.space.bus_master());
+        if events.msix || events.command {
+            // The line was silent whatever its level.
+            self.controller.raise_line();
+        }
     }
 }
 
@@ -90,6 +99,10 @@ impl PciFunction for NvmeFunction {
     }
 
     fn config_read(&mut self, offset: u16, data: &mut [u8]) {
+        if offset < STATUS_END && usize::from(STATUS.saturating_sub(offset)) < data.len() {
+            let active = self.controller.line().is_some();
+            self.space.set_interrupt_status(active);
+        }
         self.space.read(offset, data);
     }
 
@@ -128,9 +141,7 @@ impl PciFunction for NvmeFunction {
     }
 
     fn intx_unmasked(&mut self) {
-        if !self.space.intx_disabled() {
-            self.controller.raise_line();
-        }
+        self.controller.raise_line();
     }
 
     fn set_memory(&mut self, map: Arc<MemoryMap>) {
@@ -141,7 +152,8 @@ impl PciFunction for NvmeFunction {
         self.space.reset();
         self.table.reset();
         self.controller.msix_enabled = false;
-        self.controller.bus_master = false;
+        self.controller.intx_disabled = false;
+        self.controller.engine.set_bus_master(false);
         self.controller.reset_function();
     }
 

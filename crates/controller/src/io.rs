@@ -1,7 +1,10 @@
 //! The NVM command set: what an I/O command means for a block device (NVM Command Set 1.0 §3).
 
+use std::ops::Range;
+
 use block::Operation;
-use dma::Access;
+use dma::{Access, Segments};
+use doorbell::Permit;
 use nvme::{
     NSID_BROADCAST, NvmOpcode, Status, SubmissionQueueEntry,
     nvm::{DatasetManagement, DsmRange, ReadWrite, WriteZeroes},
@@ -10,7 +13,6 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::{
     engine::{Engine, Failure, Fetched},
-    prp,
     support::{self, IoHandler},
 };
 
@@ -93,7 +95,7 @@ impl Engine {
 }
 
 /// What every handler gets: the engine, the queue, the command, and its permit, which it takes when the command is open.
-pub(crate) type Permits = Option<doorbell::Permit>;
+pub(crate) type Permits = Option<Permit>;
 
 pub(crate) fn read(
     e: &mut Engine,
@@ -138,12 +140,7 @@ fn transfer(
             Operation::Write { fua: e.durable(rw.fua) }
         }
     };
-    let mut list = e.list();
-    let pointers = (sqe.prp1.get(), sqe.prp2.get());
-    if let Err(status) = prp::map(&e.memory, e.page, pointers, bytes, access, &mut list) {
-        e.recycle(list);
-        return Err(Refused { status, lba: rw.slba });
-    }
+    let list = e.map(sqe, bytes, access).map_err(|status| Refused { status, lba: rw.slba })?;
     let Some(permit) = permit.take() else { return Ok(Started::Done) };
     let tag = e.open(sqid, sqe, permit, rw.slba, 1);
     e.submit(index, (tag, 0), operation, (offset, len), list);
@@ -163,23 +160,31 @@ pub(crate) fn flush(
         let index = e.namespace_index(nsid)?;
         index..index + 1
     };
-    // Where nothing is cached there is nothing to do, and that succeeds.
-    let cached = all.clone().filter(|i| e.namespaces[*i].capabilities.volatile_cache).count();
-    if cached == 0 {
-        return Ok(Started::Done);
-    }
     let Some(permit) = permit.take() else { return Ok(Started::Done) };
-    let parts = u32::try_from(cached).unwrap_or(u32::MAX);
-    let tag = e.open(sqid, sqe, permit, 0, parts);
-    let mut part = 0;
-    for index in all {
-        if e.namespaces[index].capabilities.volatile_cache {
-            let list = e.list();
-            e.submit(index, (tag, part), Operation::Flush, (0, 0), list);
-            part += 1;
+    e.flush(sqid, sqe, permit, all);
+    Ok(Started::Submitted)
+}
+
+impl Engine {
+    /// Completes a command once the caches of these namespaces are on stable storage.
+    pub(crate) fn flush(&mut self, sqid: u16, sqe: &SubmissionQueueEntry, permit: Permit, all: Range<usize>) {
+        let is_cached = |e: &Self, i: usize| e.namespaces[i].capabilities.volatile_cache;
+        let cached = all.clone().filter(|i| is_cached(self, *i)).count();
+        if cached == 0 {
+            // Where nothing is cached there is nothing to do, and that succeeds.
+            self.complete(sqid, sqe.cid.get(), permit, Status::SUCCESS, 0);
+            return;
+        }
+        let parts = u32::try_from(cached).unwrap_or(u32::MAX);
+        let tag = self.open(sqid, sqe, permit, 0, parts);
+        let mut part = 0;
+        for index in all {
+            if is_cached(self, index) {
+                self.submit(index, (tag, part), Operation::Flush, (0, 0), Segments::default());
+                part += 1;
+            }
         }
     }
-    Ok(Started::Submitted)
 }
 
 pub(crate) fn write_zeroes(
@@ -198,8 +203,7 @@ pub(crate) fn write_zeroes(
     let operation = Operation::WriteZeroes { may_unmap: zeroes.deac, fua: e.durable(zeroes.fua) };
     let Some(permit) = permit.take() else { return Ok(Started::Done) };
     let tag = e.open(sqid, sqe, permit, zeroes.slba, 1);
-    let list = e.list();
-    e.submit(index, (tag, 0), operation, range, list);
+    e.submit(index, (tag, 0), operation, range, Segments::default());
     Ok(Started::Submitted)
 }
 
@@ -219,10 +223,8 @@ pub(crate) fn dataset_management(
     let mut ranges = [DsmRange::new_zeroed(); DatasetManagement::MAX_RANGES];
     let ranges = &mut ranges[..command.ranges()];
     let bytes = ranges.as_mut_bytes();
-    let mut list = e.list();
-    let pointers = (sqe.prp1.get(), sqe.prp2.get());
-    let copied = prp::map(&e.memory, e.page, pointers, bytes.len(), Access::Read, &mut list)
-        .and_then(|()| list.read(0, bytes).map_err(|_| Status::DATA_TRANSFER_ERROR.with_dnr()));
+    let list = e.map(sqe, bytes.len(), Access::Read)?;
+    let copied = list.read(0, bytes).map_err(|_| Status::DATA_TRANSFER_ERROR.with_dnr());
     e.recycle(list);
     copied?;
     // All ranges are checked before the first is given up.
@@ -239,8 +241,7 @@ pub(crate) fn dataset_management(
     let mut part = 0;
     for range in ranges.iter().filter(|r| r.length.get() > 0) {
         if let Ok(bytes) = e.range(index, range.slba.get(), range.length.get().into()) {
-            let list = e.list();
-            e.submit(index, (tag, part), Operation::Discard, bytes, list);
+            e.submit(index, (tag, part), Operation::Discard, bytes, Segments::default());
             part += 1;
         }
     }

@@ -29,13 +29,15 @@ mod engine;
 mod function;
 mod io;
 mod namespace;
+mod pacer;
 mod prp;
 mod queue;
 mod registers;
 mod stats;
 mod support;
 
-pub use config::{Config, ConfigError, PciId};
+pub use config::{Config, ConfigError, DoorbellCommand, PciId};
 pub use controller::CreateError;
 pub use function::NvmeFunction;
+pub use pacer::PollMode;
 pub use stats::{DeviceCounters, QueueCounters, QueueReport, Report};

@@ -37,7 +37,10 @@ impl Namespace {
             512 => 9,
             4096 => 12,
             other => {
-                return Err(io::Error::other(format!("{} has blocks of {other} bytes, not 512 or 4096", device.name())));
+                return Err(io::Error::other(format!(
+                    "{} has blocks of {other} bytes, not 512 or 4096",
+                    device.name()
+                )));
             }
         };
         Ok(Self {

@@ -13,6 +13,8 @@ const CHUNK: usize = 64;
 /// PRP1 may have any dword offset in its page; PRP2 is a page, or a list that starts at any qword; list entries are whole
 /// pages; the last entry of a list page points to the next list when more than one page is still to come.
 ///
+/// Lists are read through `scratch`, which keeps its allocation.
+///
 /// # Errors
 /// Invalid PRP Offset, or Data Transfer Error for memory that is not there. `out` then holds a part.
 #[inline]
@@ -23,6 +25,7 @@ pub(crate) fn map(
     len: usize,
     access: Access,
     out: &mut Segments,
+    scratch: &mut Segments,
 ) -> Result<(), Status> {
     if prp1 & 3 != 0 {
         return Err(Status::INVALID_PRP_OFFSET.with_dnr());
@@ -34,7 +37,7 @@ pub(crate) fn map(
         return Ok(());
     }
     if left as u64 > page {
-        return list(memory, page, prp2, left, access, out);
+        return list(memory, page, prp2, left, access, out, scratch);
     }
     if !prp2.is_multiple_of(page) {
         return Err(Status::INVALID_PRP_OFFSET.with_dnr());
@@ -49,7 +52,12 @@ fn list(
     mut left: usize,
     access: Access,
     out: &mut Segments,
+    scratch: &mut Segments,
 ) -> Result<(), Status> {
+    let mut read = |at: u64, raw: &mut [u8]| {
+        scratch.clear();
+        scratch.push(memory, at, raw.len(), Access::Read).and_then(|()| scratch.read(0, raw)).map_err(fault)
+    };
     if at & 7 != 0 {
         return Err(Status::INVALID_PRP_OFFSET.with_dnr());
     }
@@ -66,7 +74,7 @@ fn list(
             let n = (data - done).min(CHUNK);
             let mut raw = [0; CHUNK * 8];
             let raw = &mut raw[..n * 8];
-            memory.read(at.wrapping_add(done as u64 * 8), raw).map_err(fault)?;
+            read(at.wrapping_add(done as u64 * 8), raw)?;
             for entry in raw.as_chunks::<8>().0 {
                 let entry = u64::from_le_bytes(*entry);
                 if !entry.is_multiple_of(page) {
@@ -82,7 +90,7 @@ fn list(
             return Ok(());
         }
         let mut raw = [0; 8];
-        memory.read(at.wrapping_add(data as u64 * 8), &mut raw).map_err(fault)?;
+        read(at.wrapping_add(data as u64 * 8), &mut raw)?;
         at = u64::from_le_bytes(raw);
         if !at.is_multiple_of(page) {
             return Err(Status::INVALID_PRP_OFFSET.with_dnr());

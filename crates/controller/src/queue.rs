@@ -50,6 +50,8 @@ pub(crate) struct SubmissionQueue {
     pub(crate) deleting: Option<(u16, Permit)>,
     /// Entries were seen since EventIdx was armed last.
     pub(crate) busy: bool,
+    /// The device slept while entries waited for room in the CQ.
+    pub(crate) parked: bool,
 }
 
 impl SubmissionQueue {
@@ -62,6 +64,7 @@ impl SubmissionQueue {
             outstanding: 0,
             deleting: None,
             busy: true,
+            parked: false,
         }
     }
 }
@@ -77,7 +80,7 @@ pub(crate) struct CompletionQueue {
     pub(crate) users: u16,
     /// Entries were posted for which no interrupt was raised yet.
     pub(crate) owes_interrupt: bool,
-    /// Entries that could not be stored because the ring's memory is away.
+    /// Entries that cannot be stored now: the ring's memory is away, or the function is no bus master.
     deferred: VecDeque<(Permit, CompletionQueueEntry)>,
 }
 
@@ -94,11 +97,11 @@ impl CompletionQueue {
         }
     }
 
-    /// Posts an entry, or keeps it until the ring's memory is back.
+    /// Posts an entry, or keeps it for as long as the ring's memory is away or `bus_master` is off.
     #[inline]
-    pub(crate) fn post(&mut self, permit: Permit, entry: CompletionQueueEntry) {
+    pub(crate) fn post(&mut self, permit: Permit, entry: CompletionQueueEntry, bus_master: bool) {
         match &self.ring.window {
-            Some(window) if self.deferred.is_empty() => {
+            Some(window) if bus_master && self.deferred.is_empty() => {
                 let posted = self.producer.post(permit);
                 let [first, second] = entry.with_phase(posted.phase).to_words();
                 // The phase is in the second word: a reader that sees it sees the whole entry. The ring was checked when it
@@ -111,11 +114,11 @@ impl CompletionQueue {
         }
     }
 
-    /// Looks the memory up again and posts what has waited for it.
-    pub(crate) fn remap(&mut self, memory: &Arc<MemoryMap>) {
-        if self.ring.remap(memory) {
+    /// Posts what has waited, if that is possible now.
+    pub(crate) fn post_deferred(&mut self, bus_master: bool) {
+        if bus_master && self.ring.is_mapped() {
             for (permit, entry) in std::mem::take(&mut self.deferred) {
-                self.post(permit, entry);
+                self.post(permit, entry, bus_master);
             }
         }
     }

@@ -122,7 +122,7 @@ mod tests {
             for at in 0..0x100 {
                 let mut part = [0xff; 8];
                 registers.read(at, &mut part[..width]);
-                let at = at as usize;
+                let at = usize::try_from(at).unwrap();
                 assert_eq!(part[..width], all[at..at + width]);
             }
         }

@@ -9,6 +9,7 @@ use nvme::{
 
 use crate::{
     admin::{self, Reply},
+    config::DoorbellCommand,
     controller::Controller,
     engine::Engine,
     io::{self, Permits, Refused, Started},
@@ -57,6 +58,7 @@ static ADMIN: &[AdminCommand] = &[
     admin(AdminOpcode::GET_FEATURES, 0, admin::features::get),
     admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, admin::events::request),
     admin(AdminOpcode::DOORBELL_BUFFER_CONFIG, oacs::DOORBELL_BUFFER_CONFIG, admin::queues::doorbell_buffer_config),
+    admin(AdminOpcode::GOOGLE_DOORBELL_BUFFER_CONFIG, 0, admin::queues::vendor_doorbell_buffer_config),
 ];
 
 const fn nvm(opcode: NvmOpcode, extra: u32, oncs: u16, handler: IoHandler) -> IoCommand {
@@ -80,12 +82,17 @@ static NVM: &[IoCommand] = &[
 /// What a controller offers of the table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Offer {
-    pub(crate) shadow_doorbells: bool,
+    /// The form of Doorbell Buffer Config, if there is one.
+    pub(crate) doorbells: Option<DoorbellCommand>,
 }
 
 impl Offer {
     fn offers(self, command: &AdminCommand) -> bool {
-        self.shadow_doorbells || command.opcode != AdminOpcode::DOORBELL_BUFFER_CONFIG
+        match command.opcode {
+            AdminOpcode::DOORBELL_BUFFER_CONFIG => self.doorbells == Some(DoorbellCommand::Standard),
+            AdminOpcode::GOOGLE_DOORBELL_BUFFER_CONFIG => self.doorbells == Some(DoorbellCommand::Vendor),
+            _ => true,
+        }
     }
 
     /// The handler of an admin command.

@@ -90,8 +90,9 @@ impl<S: Slot> SubmissionConsumer<S> {
         self.tail.arm(room)
     }
 
-    /// Spares the driver its rings while the device is awake; before the completions of this batch are posted. The shared
-    /// line is written once in half a ring: a driver that has more than that outstanding may ring now and then.
+    /// Spares the driver its rings while the device is awake; after a look and before the completions of this batch are
+    /// posted. The shared line is written once in half a ring. A driver that fills more than half of the ring at a time may
+    /// ring now and then, unless it always does so.
     #[inline]
     pub fn suppress(&mut self) {
         let half = self.depth().capacity() / 2;
@@ -187,17 +188,25 @@ impl<S: Slot> CompletionProducer<S> {
     /// # Errors
     /// See [`Doorbell::ring`]. The head cannot pass the tail.
     pub fn ring(&mut self, value: u32) -> Result<(), Invalid> {
-        let room = self.unread();
-        self.head.ring(value, room)
+        let (room, before) = (self.unread(), self.head.seen());
+        let rung = self.head.ring(value, room);
+        if self.head.seen() != before {
+            self.suppress();
+        }
+        rung
     }
 
-    /// Looks at the head.
+    /// Looks at the head. An armed one stays armed if the host has not moved.
     ///
     /// # Errors
     /// See [`Doorbell::look`].
     pub fn look(&mut self) -> Result<bool, Invalid> {
         let room = self.unread();
-        self.head.look(room)
+        let moved = self.head.look(room)?;
+        if moved {
+            self.suppress();
+        }
+        Ok(moved)
     }
 
     /// A permit for one entry, if there is room. The host's head is looked at only when the one that was seen last leaves
@@ -209,8 +218,8 @@ impl<S: Slot> CompletionProducer<S> {
     pub fn reserve(&mut self) -> Result<Option<Permit>, Invalid> {
         if self.free() == 0 {
             let found = self.look();
-            // The host consumes up to the tail, which comes up to one before the head seen now; EventIdx there is not passed.
-            self.head.suppress(1);
+            // Nobody sleeps on it now.
+            self.suppress();
             found?;
             if self.free() == 0 {
                 return Ok(None);
@@ -223,7 +232,8 @@ impl<S: Slot> CompletionProducer<S> {
     /// Gives a permit back unused.
     pub fn give_back(&mut self, permit: Permit) {
         let Permit(()) = permit;
-        self.reserved -= 1;
+        debug_assert!(self.reserved > 0, "a permit of another queue");
+        self.reserved = self.reserved.saturating_sub(1);
     }
 
     /// Turns a permit into the next entry.
@@ -241,12 +251,306 @@ impl<S: Slot> CompletionProducer<S> {
     /// Arms the head's doorbell: only while some submission queue waits for room here.
     pub fn arm(&mut self) -> Armed {
         let room = self.unread();
-        self.head.arm(room)
+        let armed = self.head.arm(room);
+        if armed == Armed::MoreWork {
+            self.suppress();
+        }
+        armed
     }
 
-    /// Spares the host its rings: whenever no submission queue waits for room here.
+    /// Spares the host its rings: whenever no submission queue waits for room here. The host consumes up to the tail, which
+    /// comes up to one before the head that was seen; an EventIdx there is not passed before the head is looked at again.
     #[inline]
     pub fn suppress(&mut self) {
         self.head.suppress(1);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation)]
+mod tests {
+    use std::sync::{Arc, atomic::AtomicU32};
+
+    use super::*;
+    use crate::DriverDoorbell;
+
+    type Word = Arc<AtomicU32>;
+
+    fn words() -> (Word, Word) {
+        (Arc::default(), Arc::default())
+    }
+
+    fn depth(entries: u32) -> Depth {
+        Depth::new(entries).unwrap()
+    }
+
+    fn shadowed_cq(entries: u32) -> (CompletionProducer<Word>, DriverDoorbell<Word>, Word) {
+        let (slot, event) = words();
+        let (mut cq, mut host) = (CompletionProducer::new(depth(entries)), DriverDoorbell::new(depth(entries)));
+        host.attach(slot.clone(), event.clone());
+        cq.doorbell().attach(slot, event.clone());
+        cq.suppress();
+        (cq, host, event)
+    }
+
+    fn fill(cq: &mut CompletionProducer<Word>) -> u16 {
+        let mut posted = 0;
+        while let Some(permit) = cq.reserve().unwrap() {
+            let _ = cq.post(permit);
+            posted += 1;
+        }
+        posted
+    }
+
+    #[test]
+    fn a_fresh_queue_starts_from_zero_in_every_field() {
+        for entries in [2, 3, 1024, 65536] {
+            let mut sq = SubmissionConsumer::<Word>::new(depth(entries));
+            assert_eq!((sq.head(), sq.tail(), sq.waiting(), sq.take()), (0, 0, 0, None));
+            assert!(!sq.doorbell().has_shadow() && !sq.doorbell().is_live());
+            let mut cq = CompletionProducer::<Word>::new(depth(entries));
+            assert_eq!((cq.head(), cq.tail(), cq.unread(), cq.reserved(), cq.phase()), (0, 0, 0, 0, true));
+            assert!(cq.has_room() && !cq.doorbell().has_shadow());
+        }
+    }
+
+    #[test]
+    fn entries_are_taken_in_order_and_once_at_every_size() {
+        for entries in [2, 3, 4, 7, 64] {
+            let mut sq = SubmissionConsumer::<Word>::new(depth(entries));
+            let mut tail = 0;
+            for turn in 0..3 * entries {
+                let burst = 1 + (turn % (entries - 1)) as u16;
+                let first = tail;
+                tail = depth(entries).advance(tail, burst);
+                sq.ring(tail.into()).unwrap();
+                assert_eq!(sq.look(), Ok(burst));
+                for i in 0..burst {
+                    assert_eq!(sq.take(), Some(depth(entries).advance(first, i)));
+                }
+                assert_eq!(sq.take(), None);
+                assert_eq!(sq.head(), tail, "SQHD");
+            }
+        }
+    }
+
+    #[test]
+    fn a_tail_cannot_pass_the_head_that_entries_were_taken_up_to() {
+        let mut sq = SubmissionConsumer::<Word>::new(depth(4));
+        sq.ring(2).unwrap();
+        assert_eq!(sq.ring(1), Err(Invalid { value: 1 }), "backwards");
+        assert_eq!(sq.ring(4), Err(Invalid { value: 4 }));
+        assert_eq!(sq.look(), Ok(2), "what waited still does");
+        assert_eq!(sq.take(), Some(0));
+        sq.ring(0).unwrap();
+        assert_eq!(sq.waiting(), 3);
+        assert_eq!(sq.ring(1), Err(Invalid { value: 1 }), "full");
+    }
+
+    #[test]
+    fn a_head_cannot_pass_the_tail() {
+        let mut cq = CompletionProducer::<Word>::new(depth(4));
+        assert_eq!(cq.ring(1), Err(Invalid { value: 1 }), "nothing was posted");
+        let permit = cq.reserve().unwrap().unwrap();
+        let _ = cq.post(permit);
+        assert_eq!(cq.ring(2), Err(Invalid { value: 2 }));
+        assert_eq!(cq.ring(1), Ok(()));
+        assert_eq!(cq.ring(0), Err(Invalid { value: 0 }), "backwards");
+    }
+
+    #[test]
+    fn the_phase_turns_at_each_revolution_and_is_kept_privately() {
+        for entries in [2, 3, 5] {
+            let mut cq = CompletionProducer::<Word>::new(depth(entries));
+            for n in 0..6 * entries {
+                let permit = cq.reserve().unwrap().unwrap();
+                let posted = cq.post(permit);
+                assert_eq!(u32::from(posted.index), n % entries);
+                assert_eq!(posted.phase, (n / entries).is_multiple_of(2), "entry {n} of {entries}");
+                cq.ring(cq.tail().into()).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_queue_with_a_past_goes_on_where_it_was() {
+        let mut cq = CompletionProducer::<Word>::restore(depth(4), 2, 3, false);
+        assert_eq!((cq.unread(), cq.has_room()), (1, true));
+        let permit = cq.reserve().unwrap().unwrap();
+        assert_eq!(cq.post(permit), Posted { index: 3, phase: false });
+        assert_eq!((cq.tail(), cq.phase()), (0, true));
+        let mut sq = SubmissionConsumer::<Word>::restore(depth(4), 3, 1);
+        assert_eq!(sq.look(), Ok(2));
+        assert_eq!((sq.take(), sq.take(), sq.take()), (Some(3), Some(0), None));
+    }
+
+    #[test]
+    fn permits_count_commands_in_flight_against_the_room() {
+        let mut cq = CompletionProducer::<Word>::new(depth(3));
+        let first = cq.reserve().unwrap().unwrap();
+        let second = cq.reserve().unwrap().unwrap();
+        assert!(!cq.has_room() && cq.reserve().unwrap().is_none());
+        cq.give_back(first);
+        assert!(cq.has_room());
+        let _ = cq.post(second);
+        let third = cq.reserve().unwrap().unwrap();
+        assert!(cq.reserve().unwrap().is_none(), "one unread and one in flight");
+        cq.ring(1).unwrap();
+        assert!(cq.has_room());
+        cq.give_back(third);
+    }
+
+    #[test]
+    fn a_silent_host_that_drains_is_noticed_without_a_single_ring() {
+        for entries in [2, 3, 4, 64] {
+            let (mut cq, mut host, _event) = shadowed_cq(entries);
+            for _ in 0..5 * entries {
+                assert!(fill(&mut cq) > 0, "{entries} entries: the head is looked at when the cached one says full");
+                assert!(!host.advance(cq.tail()), "{entries} entries");
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_queue_that_something_waits_for_is_armed_at_the_head_and_the_host_rings() {
+        // Not at the tail, and not left where it was: tiny queues that are drained silently find both.
+        for entries in [2, 3, 4, 64] {
+            for steps in 1..entries as u16 {
+                let (mut cq, mut host, event) = shadowed_cq(entries);
+                for turn in 0..3 * entries {
+                    fill(&mut cq);
+                    assert_eq!(cq.arm(), Armed::Idle);
+                    assert_eq!(event.load(), u32::from(cq.head()), "{entries} entries, turn {turn}");
+                    assert!(!cq.has_room());
+                    let to = depth(entries).advance(host.position(), steps);
+                    assert!(host.advance(to), "{entries} entries, {steps} at a time, turn {turn}");
+                    cq.ring(to.into()).unwrap();
+                    // Nobody waits any more: the host need not ring for what it drains now.
+                    for _ in 0..steps {
+                        assert!(cq.has_room());
+                        let permit = cq.reserve().unwrap().unwrap();
+                        let _ = cq.post(permit);
+                    }
+                    assert!(!host.advance(cq.tail()), "{entries} entries, {steps} at a time, turn {turn}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_host_need_not_ring_for_room_that_was_found_without_it() {
+        type Find = fn(&mut CompletionProducer<Word>);
+        let finds: [Find; 2] = [|cq| assert_eq!(cq.arm(), Armed::MoreWork), |cq| assert_eq!(cq.look(), Ok(true))];
+        for find in finds {
+            let (mut cq, mut host, _event) = shadowed_cq(8);
+            fill(&mut cq);
+            assert!(!host.advance(5));
+            find(&mut cq);
+            for _ in 0..5 {
+                let permit = cq.reserve().unwrap().unwrap();
+                let _ = cq.post(permit);
+            }
+            assert!(!host.advance(cq.tail()));
+        }
+    }
+
+    #[test]
+    fn a_head_that_moved_before_the_queue_was_armed_is_found_by_arming() {
+        let (mut cq, mut host, _event) = shadowed_cq(3);
+        fill(&mut cq);
+        assert!(!host.advance(1));
+        assert_eq!(cq.arm(), Armed::MoreWork);
+        assert!(cq.has_room());
+    }
+
+    #[test]
+    fn looking_at_an_armed_queue_leaves_it_armed() {
+        let (mut cq, mut host, _event) = shadowed_cq(3);
+        fill(&mut cq);
+        assert_eq!(cq.arm(), Armed::Idle);
+        assert_eq!(cq.look(), Ok(false));
+        assert!(host.advance(1));
+    }
+
+    #[test]
+    fn a_bad_head_gives_no_room_and_is_reported_once() {
+        let (slot, event) = words();
+        let mut cq = CompletionProducer::new(depth(4));
+        cq.doorbell().attach(slot.clone(), event);
+        fill(&mut cq);
+        slot.store(4);
+        assert_eq!(cq.reserve().unwrap_err(), Invalid { value: 4 });
+        assert!(cq.reserve().unwrap().is_none());
+        assert_eq!(cq.arm(), Armed::Idle, "it does not spin");
+        slot.store(3);
+        assert!(cq.reserve().unwrap().is_some());
+    }
+
+    #[test]
+    fn several_submission_queues_share_one_completion_queue_fairly_by_permit() {
+        let mut cq = CompletionProducer::<Word>::new(depth(3));
+        let mut sqs = [SubmissionConsumer::<Word>::new(depth(8)), SubmissionConsumer::new(depth(8))];
+        sqs.iter_mut().for_each(|sq| sq.ring(5).unwrap());
+        let mut taken = [0; 2];
+        for round in 0..5 {
+            for (sq, taken) in sqs.iter_mut().zip(&mut taken) {
+                let permit = cq.reserve().unwrap().expect("two fit");
+                assert_eq!(sq.take(), Some(round));
+                let _ = cq.post(permit);
+                *taken += 1;
+            }
+            assert!(cq.reserve().unwrap().is_none(), "nothing is fetched that could not be completed");
+            cq.ring(cq.tail().into()).unwrap();
+        }
+        assert_eq!(taken, [5, 5]);
+    }
+
+    #[test]
+    fn a_driver_that_fills_the_whole_ring_at_a_time_need_not_ring_either() {
+        for entries in [2, 3, 4, 32] {
+            let (slot, event) = words();
+            let mut driver = DriverDoorbell::new(depth(entries));
+            driver.attach(slot.clone(), event.clone());
+            let mut sq = SubmissionConsumer::new(depth(entries));
+            sq.doorbell().attach(slot, event);
+            sq.suppress();
+            for turn in 0..200u32 {
+                let burst = if turn < 100 { depth(entries).capacity() } else { 1 };
+                let rung = driver.advance(depth(entries).advance(driver.position(), burst));
+                assert!(!rung, "{entries} entries, turn {turn}");
+                assert_eq!(sq.look(), Ok(burst));
+                sq.suppress();
+                while sq.take().is_some() {}
+            }
+        }
+    }
+
+    #[test]
+    fn bursts_of_up_to_half_a_ring_in_any_order_are_never_rung_for() {
+        for entries in [3, 4, 16, 31] {
+            let (slot, event) = words();
+            let mut driver = DriverDoorbell::new(depth(entries));
+            driver.attach(slot.clone(), event.clone());
+            let mut sq = SubmissionConsumer::new(depth(entries));
+            sq.doorbell().attach(slot, event);
+            sq.suppress();
+            for turn in 0..500u32 {
+                let burst = 1 + (turn * turn % (depth(entries).capacity() / 2) as u32) as u16;
+                assert!(!driver.advance(depth(entries).advance(driver.position(), burst)), "{entries}, turn {turn}");
+                assert_eq!(sq.look(), Ok(burst));
+                sq.suppress();
+                while sq.take().is_some() {}
+            }
+        }
+    }
+
+    #[test]
+    fn a_device_that_was_woken_and_polls_again_is_not_rung_though_the_queue_is_still_full() {
+        let (mut cq, mut host, _event) = shadowed_cq(4);
+        fill(&mut cq);
+        assert_eq!(cq.arm(), Armed::Idle);
+        assert!(cq.reserve().unwrap().is_none());
+        assert!(!host.advance(1));
+        assert!(cq.reserve().unwrap().is_some());
     }
 }

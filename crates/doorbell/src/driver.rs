@@ -23,12 +23,14 @@ pub struct DriverDoorbell<S> {
     depth: Depth,
     at: u16,
     shadow: Option<(S, S)>,
+    /// Positions that are still to be rung for, whatever EventIdx says.
+    ringing: u32,
 }
 
 impl<S: Slot> DriverDoorbell<S> {
     /// A doorbell at position 0, by register.
     pub fn new(depth: Depth) -> Self {
-        Self { depth, at: 0, shadow: None }
+        Self { depth, at: 0, shadow: None, ringing: 0 }
     }
 
     /// The current position.
@@ -36,11 +38,17 @@ impl<S: Slot> DriverDoorbell<S> {
         self.at
     }
 
-    /// Uses `slot` and `event` from now on. The slot takes the current position first, so that a device which looks at it
-    /// sees no move.
+    /// Uses `slot` and `event` from now on: before the queue is created, or once Doorbell Buffer Config has completed. The
+    /// slot takes the current position. A driver that is about to create the queue zeroes the slot before.
+    ///
+    /// If the slot held anything else, the driver goes on ringing for one revolution: register writes of before may still be
+    /// on their way, and a device that finds the slot at the very value that it attached it with cannot tell that it is in
+    /// use. A queue that used other slots until now does not move while the command is on its way.
     pub fn attach(&mut self, slot: S, event: S) {
+        let agrees = slot.load() == u32::from(self.at);
         slot.store(u32::from(self.at));
         self.shadow = Some((slot, event));
+        self.ringing = if agrees { 0 } else { self.depth.entries() };
     }
 
     /// Back to the register for good (Doorbell Buffer Config failed, or the controller was reset).
@@ -55,6 +63,10 @@ impl<S: Slot> DriverDoorbell<S> {
         let old = std::mem::replace(&mut self.at, new);
         let Some((slot, event)) = &self.shadow else { return old != new };
         slot.store(u32::from(new));
+        if self.ringing > 0 {
+            self.ringing = self.ringing.saturating_sub(u32::from(self.depth.distance(old, new)));
+            return old != new;
+        }
         // Pairs with the fence of the device's arming function.
         S::full_fence();
         let event = event.load();
@@ -66,7 +78,10 @@ impl<S: Slot> DriverDoorbell<S> {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation)]
 mod tests {
+    use std::sync::{Arc, atomic::AtomicU32};
+
     use super::*;
 
     /// The table of what an EventIdx value does, by sweep over all positions of rings of 2 to 64 entries.
@@ -105,5 +120,68 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn sixteen_bit_arithmetic_and_the_largest_ring_agree() {
+        let depth = Depth::new(65536).unwrap();
+        let corners = [0u16, 1, 2, 0x7fff, 0x8000, 0xfffe, 0xffff];
+        for event in corners {
+            for old in corners {
+                for new in corners {
+                    assert_eq!(needs_event_linux(event, new, old), needs_event_annex_b(depth, event, new, old));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_event_index_at_the_tail_is_passed_by_nobody() {
+        // A device that arms at the driver's position of the future (a CQ's tail, say) is not woken before it is reached.
+        let depth = Depth::new(4).unwrap();
+        assert!(!needs_event_linux(3, 3, 0));
+        assert!(!needs_event_annex_b(depth, 3, 3, 0));
+    }
+
+    #[test]
+    fn by_register_every_move_is_written_and_no_move_is_not() {
+        let mut driver = DriverDoorbell::<Arc<AtomicU32>>::new(Depth::new(4).unwrap());
+        assert!(driver.advance(1));
+        assert!(!driver.advance(1));
+        assert!(driver.advance(0));
+        assert_eq!(driver.position(), 0);
+    }
+
+    #[test]
+    fn a_hostile_event_index_costs_a_ring_at_most() {
+        let depth = Depth::new(5).unwrap();
+        for hostile in [5, 7, 0xffff, 0x8000_0000, u32::MAX] {
+            let (slot, event) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(hostile)));
+            let mut driver = DriverDoorbell::new(depth);
+            driver.attach(slot.clone(), event);
+            for at in [1, 3, 2, 2, 1] {
+                let _ = driver.advance(at);
+                assert_eq!(slot.load(), u32::from(at));
+            }
+        }
+    }
+
+    #[test]
+    fn a_slot_with_a_leftover_in_it_is_rung_for_during_one_revolution() {
+        let (slot, event) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(1)));
+        let mut driver = DriverDoorbell::new(Depth::new(4).unwrap());
+        assert!(driver.advance(2));
+        driver.attach(slot.clone(), event.clone());
+        assert_eq!(slot.load(), 2);
+        // EventIdx stays one behind each time: the device is awake.
+        for at in [3, 0, 1, 2] {
+            event.store(u32::from(driver.depth.previous(driver.at)));
+            assert!(driver.advance(at));
+        }
+        event.store(1);
+        assert!(!driver.advance(3));
+        driver.detach();
+        assert!(driver.advance(0));
+        assert_eq!(slot.load(), 3, "the slot is not touched any more");
     }
 }

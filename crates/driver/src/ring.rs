@@ -196,9 +196,11 @@ impl Ring {
         }
         if self.sq.advance(self.tail) {
             self.counters.sq_rings += 1;
+            probes::ring_written(self.qid, false, self.tail);
             transport.ring(self.sq_register, self.tail.into())
         } else {
             self.counters.sq_spared += 1;
+            probes::ring_spared(self.qid, false, self.tail);
             Ok(())
         }
     }
@@ -225,9 +227,11 @@ impl Ring {
             if moved >= self.head_batch {
                 if self.cq.advance(self.head) {
                     self.counters.cq_rings += 1;
+                    probes::ring_written(self.qid, true, self.head);
                     transport.ring(self.cq_register, self.head.into())?;
                 } else {
                     self.counters.cq_spared += 1;
+                    probes::ring_spared(self.qid, true, self.head);
                 }
             }
         }

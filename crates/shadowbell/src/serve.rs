@@ -3,13 +3,13 @@
 use std::{os::fd::OwnedFd, path::Path, time::Instant};
 
 use block::BlockDevice;
-use controller::{Config, NvmeFunction};
+use controller::{Config, DoorbellCommand, NvmeFunction, PciId, PollMode};
 use pci::{PciFunction, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vfio_user::{Control, Server, ServerOptions};
 
 use crate::{
-    cli::ServeArgs,
+    cli::{Identity, Poll, ServeArgs},
     disk::DiskSpec,
     output::{Failure, human, say, table, write_json},
     signals::Signals,
@@ -19,10 +19,20 @@ use crate::{
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let mut config = Config::new(&serial(args), Vec::new());
     config.model.clone_from(&args.model);
-    config.pci_id = args.pci_id;
+    let (pci_id, doorbell_command) = match args.identity {
+        Identity::Shadowbell => (PciId::SHADOWBELL, DoorbellCommand::Standard),
+        Identity::Google => (PciId::GOOGLE, DoorbellCommand::Vendor),
+    };
+    config.pci_id = args.pci_id.unwrap_or(pci_id);
+    config.doorbell_command = doorbell_command;
     config.io_queues = args.queues;
     config.queue_entries = args.queue_depth;
     config.shadow_doorbells = !args.no_shadow;
+    config.poll = match args.poll {
+        Poll::Auto => PollMode::Auto,
+        Poll::Always => PollMode::Always,
+        Poll::Never => PollMode::Never,
+    };
     config.check().map_err(|error| Failure::usage(error.to_string()))?;
     for disk in &args.disks {
         config.namespaces.push(disk.open(args)?);

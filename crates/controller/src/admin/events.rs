@@ -6,7 +6,7 @@ use nvme::{
     Status, SubmissionQueueEntry,
     admin::AbortCmd,
     features::async_event_config,
-    logs::{AsyncEvent, AsyncEventType, LogId, async_notice},
+    logs::{AsyncEvent, AsyncEventType, LogId, async_notice, critical_warning},
 };
 
 use super::Reply;
@@ -54,7 +54,7 @@ impl Events {
     }
 
     /// Whether [`Events::next`] would find something.
-    fn is_ready(&self, config: u32) -> bool {
+    pub(crate) fn is_ready(&self, config: u32) -> bool {
         !self.parked.is_empty()
             && self.pending.iter().any(|e| is_enabled(*e, config) && self.unread[slot(*e)].is_none())
     }
@@ -67,7 +67,8 @@ fn slot(event: AsyncEvent) -> usize {
 /// Whether the host wants to hear of it (feature 0Bh). Errors cannot be turned off.
 fn is_enabled(event: AsyncEvent, config: u32) -> bool {
     match event.kind {
-        AsyncEventType::SMART => config & async_event_config::CRITICAL_WARNING_MASK != 0,
+        // The temperature is the only warning there is.
+        AsyncEventType::SMART => config & u32::from(critical_warning::TEMPERATURE) != 0,
         AsyncEventType::NOTICE if event.info == async_notice::NAMESPACE_ATTRIBUTE_CHANGED => {
             config & async_event_config::NAMESPACE_ATTRIBUTE != 0
         }

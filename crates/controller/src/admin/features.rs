@@ -86,6 +86,11 @@ fn capabilities(c: &Controller, fid: FeatureId) -> Option<u32> {
     })
 }
 
+/// The features that exist, with their capabilities.
+pub(crate) fn supported(c: &Controller) -> impl Iterator<Item = (u8, u32)> {
+    (0..=u8::MAX).filter_map(|fid| Some((fid, capabilities(c, FeatureId(fid))?)))
+}
+
 /// The index of a namespace for a namespace specific feature.
 fn namespace(c: &Controller, nsid: u32) -> Result<usize, Status> {
     let index = usize::try_from(nsid).ok().and_then(|n| n.checked_sub(1));
@@ -151,7 +156,16 @@ pub(crate) fn set(c: &mut Controller, sqe: &SubmissionQueueEntry) -> Reply {
     if command.save {
         return Reply::Failed(Status::FEATURE_NOT_SAVEABLE.with_dnr());
     }
-    change(c, &command).into()
+    if command.fid != FeatureId::ERROR_RECOVERY && command.nsid != 0 && command.nsid != NSID_BROADCAST {
+        let status = namespace(c, command.nsid).err();
+        return Reply::Failed(status.unwrap_or(Status::FEATURE_NOT_NAMESPACE_SPECIFIC.with_dnr()));
+    }
+    let cached = c.engine.write_cache;
+    match change(c, &command) {
+        // What is in the cache when it is turned off must reach stable storage first.
+        Ok(_) if cached && !c.engine.write_cache => Reply::Flush,
+        result => result.into(),
+    }
 }
 
 fn change(c: &mut Controller, command: &SetFeatures) -> Result<u32, Status> {
@@ -178,14 +192,7 @@ fn change(c: &mut Controller, command: &SetFeatures) -> Result<u32, Status> {
             let index = namespace(c, command.nsid)?;
             c.features.error_recovery[index] = value & 0xffff;
         }
-        FeatureId::VOLATILE_WRITE_CACHE => {
-            let enable = value & 1 != 0;
-            // What is in the cache when it is turned off must reach stable storage.
-            if c.engine.write_cache && !enable {
-                c.engine.flush_all();
-            }
-            c.engine.write_cache = enable;
-        }
+        FeatureId::VOLATILE_WRITE_CACHE => c.engine.write_cache = value & 1 != 0,
         FeatureId::NUMBER_OF_QUEUES => {
             let wanted = NumberOfQueues::from_dword(value);
             if wanted.nsq_z == 0xffff || wanted.ncq_z == 0xffff {

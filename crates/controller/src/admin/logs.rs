@@ -5,10 +5,11 @@ use std::{collections::VecDeque, time::Duration};
 use nvme::{
     NSID_BROADCAST, Status, SubmissionQueueEntry,
     admin::GetLogPage,
+    features::capability,
     identify::Csi,
     logs::{
         CommandEffectsLog, ErrorLogEntry, FirmwareSlotLog, LogId, SmartLog, SupportedLogPages, critical_warning,
-        supported_log,
+        effects, supported_log,
     },
 };
 use zerocopy::{
@@ -16,20 +17,22 @@ use zerocopy::{
     little_endian::{U16, U32, U64, U128},
 };
 
-use super::{INVALID_FIELD, Reply, identify};
+use super::{INVALID_FIELD, Reply, features, identify};
 use crate::{controller::Controller, engine::Failure};
 
 /// Entries of the error log.
 pub(crate) const ERROR_LOG_ENTRIES: usize = 64;
 
 /// The log pages that the controller has.
-const PAGES: [LogId; 6] = [
+const PAGES: [LogId; 8] = [
     LogId::SUPPORTED_LOG_PAGES,
     LogId::ERROR,
     LogId::SMART,
     LogId::FIRMWARE_SLOT,
     LogId::CHANGED_NAMESPACES,
     LogId::COMMAND_EFFECTS,
+    LogId::FEATURE_EFFECTS,
+    LogId::NVME_MI_EFFECTS,
 ];
 
 /// The last errors, newest first, and how many there ever were.
@@ -120,6 +123,18 @@ impl Controller {
             }
             // Namespaces do not come and go yet, so nothing has changed.
             LogId::CHANGED_NAMESPACES => vec![0; 4096],
+            // A dword for each feature (NVMe Base 2.1 §5.1.12.1): supported, and what it is about, as for commands.
+            LogId::FEATURE_EFFECTS => {
+                let mut page = vec![0; 1024];
+                for (fid, abilities) in features::supported(self) {
+                    let of_namespace = abilities & capability::NAMESPACE_SPECIFIC != 0;
+                    let scope = if of_namespace { effects::SCOPE_NAMESPACE } else { effects::SCOPE_CONTROLLER };
+                    page.as_chunks_mut::<4>().0[usize::from(fid)] = (effects::SUPPORTED | scope).to_le_bytes();
+                }
+                page
+            }
+            // No management interface, so none of its commands.
+            LogId::NVME_MI_EFFECTS => vec![0; 4096],
             _ => {
                 let mut page = CommandEffectsLog::new_zeroed();
                 for (opcode, effects) in self.offer.admin_effects() {

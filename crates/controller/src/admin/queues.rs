@@ -119,6 +119,15 @@ pub(crate) fn delete_cq(c: &mut Controller, sqe: &SubmissionQueueEntry) -> Reply
 /// NVMe Base 2.1 §5.2.5. Legal at any time, also while queues are busy; sent again, it replaces the buffers. When it fails,
 /// nothing changes.
 pub(crate) fn doorbell_buffer_config(c: &mut Controller, sqe: &SubmissionQueueEntry) -> Reply {
+    configure_doorbells(c, sqe, INVALID_FIELD)
+}
+
+/// The vendor form of 2016: the same, but for the opcode and the status of a failure.
+pub(crate) fn vendor_doorbell_buffer_config(c: &mut Controller, sqe: &SubmissionQueueEntry) -> Reply {
+    configure_doorbells(c, sqe, Status::VENDOR_DOORBELL_MEMORY_INVALID.with_dnr())
+}
+
+fn configure_doorbells(c: &mut Controller, sqe: &SubmissionQueueEntry, failure: Status) -> Reply {
     let DoorbellBufferConfig { shadow, event_idx } = sqe.into();
     let page = c.engine.page;
     let usable = |address: u64, access| {
@@ -131,10 +140,12 @@ pub(crate) fn doorbell_buffer_config(c: &mut Controller, sqe: &SubmissionQueueEn
         && usable(event_idx, Access::Write);
     if !valid {
         c.engine.counters.device.doorbell_buffer_config_refused += 1;
-        return Reply::Failed(INVALID_FIELD);
+        probes::buffer_config_refused(shadow, event_idx);
+        return Reply::Failed(failure);
     }
     let bytes = usize::try_from(page).unwrap_or(4096);
     c.engine.set_shadow(ShadowPages { shadow, event: event_idx, bytes });
     c.engine.counters.device.doorbell_buffer_config += 1;
+    probes::buffer_config_accepted(shadow, event_idx);
     Reply::Done(0)
 }
