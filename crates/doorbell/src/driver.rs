@@ -84,10 +84,11 @@ mod tests {
 
     use super::*;
 
-    /// The table of what an EventIdx value does, by sweep over all positions of rings of 2 to 64 entries.
+    // The table of what an EventIdx value does (`docs/proofs.md`), by sweep over all moves.
+
     #[test]
     fn an_armed_position_rings_at_the_next_move_and_one_behind_never_rings_before_the_ring_is_full() {
-        for entries in 2..=64 {
+        for entries in 2..=256 {
             let depth = Depth::new(entries).unwrap();
             for old in 0..entries as u16 {
                 for steps in 1..=depth.capacity() {
@@ -104,8 +105,45 @@ mod tests {
     }
 
     #[test]
+    fn an_armed_position_that_the_driver_has_passed_is_silent_until_it_comes_round() {
+        for entries in 2..=128 {
+            let depth = Depth::new(entries).unwrap();
+            for armed in 0..entries as u16 {
+                for past in 1..=depth.capacity() {
+                    let old = depth.advance(armed, past);
+                    for steps in 1..=depth.capacity() {
+                        let new = depth.advance(old, steps);
+                        let round = u32::from(past) + u32::from(steps) > entries;
+                        assert_eq!(needs_event_annex_b(depth, armed, new, old), round, "{entries}: {old} to {new}");
+                        assert_eq!(needs_event_linux(armed, new, old), round, "{entries}: {old} to {new}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_constant_outside_the_ring_silences_nobody() {
+        let ones = 0xffff;
+        for entries in 2..=256u32 {
+            let depth = Depth::new(entries).unwrap();
+            let by_one = |old: &u16| (depth.next(*old), *old);
+            let linux = (0..entries as u16).filter(|old| {
+                let (new, old) = by_one(old);
+                needs_event_linux(ones, new, old)
+            });
+            assert_eq!(linux.count(), 1, "once a revolution");
+            let annex_b = (0..entries as u16).filter(|old| {
+                let (new, old) = by_one(old);
+                needs_event_annex_b(depth, ones, new, old)
+            });
+            assert_eq!(annex_b.count(), 1, "at the constant modulo the depth");
+        }
+    }
+
+    #[test]
     fn both_tests_agree_for_every_event_index_inside_the_ring() {
-        for entries in 2..=24u32 {
+        for entries in 2..=96u32 {
             let depth = Depth::new(entries).unwrap();
             for event in 0..entries as u16 {
                 for old in 0..entries as u16 {

@@ -116,4 +116,23 @@ mod tests {
             assert!(depth.position(entries).is_none());
         }
     }
+
+    #[test]
+    fn arithmetic_agrees_with_division_at_the_corners_of_every_depth_there_is() {
+        for entries in 2..=65536u32 {
+            let depth = Depth::new(entries).unwrap();
+            let corners = [0, 1, entries / 2, entries - 2, entries - 1].map(|at| at as u16);
+            for from in corners {
+                assert_eq!(u32::from(depth.next(from)), (u32::from(from) + 1) % entries);
+                assert_eq!(depth.previous(depth.next(from)), from);
+                for steps in corners {
+                    let to = depth.advance(from, steps);
+                    assert_eq!(u32::from(to), (u32::from(from) + u32::from(steps)) % entries);
+                    assert_eq!(depth.distance(from, to), steps);
+                }
+            }
+            assert_eq!(depth.position(entries), None);
+            assert_eq!(depth.position(entries - 1), Some((entries - 1) as u16));
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! The command line.
 
-use std::{path::PathBuf, str::FromStr};
+use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use controller::{Config, PciId};
@@ -21,6 +21,8 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Serve(ServeArgs),
+    Bench(BenchArgs),
+    Identify(IdentifyArgs),
 }
 
 /// Serve disks to one virtual machine at a time over a vfio-user socket.
@@ -81,17 +83,252 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(2..=i64::from(Config::MAX_QUEUE_ENTRIES)))]
     pub(crate) queue_depth: u32,
 
-    /// PCI vendor and device id, in hex.
-    #[arg(long, value_name = "VVVV:DDDD", default_value = "1234:dbdb", value_parser = pci_id)]
-    pub(crate) pci_id: PciId,
+    /// PCI vendor and device id, in hex. Default: 1234:dbdb, or what `--identity` says.
+    #[arg(long, value_name = "VVVV:DDDD", value_parser = pci_id)]
+    pub(crate) pci_id: Option<PciId>,
+
+    /// Whose device this is. `google` is for guests whose driver knows only the vendor form of shadow doorbells (2016,
+    /// command C0h) and looks for PCI vendor 1AE0h; the standard form (7Ch) is not on offer then.
+    #[arg(long, value_name = "NAME", default_value = "shadowbell")]
+    pub(crate) identity: Identity,
 
     /// Do not offer shadow doorbells: the guest rings every doorbell by register.
     #[arg(long)]
     pub(crate) no_shadow: bool,
 
+    /// What to do while the guest is silent: `auto` polls for up to 50 us where that has paid lately, then sleeps; `always`
+    /// keeps a core busy; `never` does not poll.
+    #[arg(long, value_name = "MODE", default_value = "auto")]
+    pub(crate) poll: Poll,
+
     /// Also write the statistics to this file, as JSON; it is replaced as a whole.
     #[arg(long, value_name = "PATH")]
     pub(crate) stats_file: Option<PathBuf>,
+
+    /// End when this process does: the one that started the server.
+    #[arg(long, value_name = "PID", hide = true)]
+    pub(crate) end_with_parent: Option<i32>,
+}
+
+/// Measure what shadow doorbells gain.
+///
+/// Without arguments: starts a server with a null disk in a process of its own, drives it over its vfio-user socket, and
+/// prints a table of I/O rates, latencies, doorbell register writes, wake-ups and interrupts for each command, with doorbell
+/// registers and with shadow doorbells, at depths from 1 to 128. Takes about a minute. Ctrl-C prints what was measured so far.
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES:\n  \
+    shadowbell bench\n  \
+    shadowbell bench --shape 2022\n  \
+    shadowbell bench --rw randrw --rwmixread 70 --iodepth 32 --numjobs 1,4 disk.img\n  \
+    shadowbell bench --verify ram:256M\n  \
+    shadowbell bench --target socket:/run/vm1.sock --output-format html --output report.html\n\n\
+    Writes and --verify overwrite the disk's content, as with fio.\n\n\
+    EXIT STATUS: 0 when all was measured, 1 when something failed or was not what it should be, 2 for wrong arguments, \
+    130 after Ctrl-C.")]
+pub(crate) struct BenchArgs {
+    /// The disk, as for `serve`: a path, `null:SIZE` or `ram:SIZE`. Default: `null:64G`.
+    #[arg(value_name = "DISK")]
+    pub(crate) disk: Option<DiskSpec>,
+
+    /// What is driven: `socket:PATH`, a server that runs already, or `in-process`, DISK without a server and its socket.
+    /// Default: DISK in a server process that the bench starts and ends.
+    #[arg(long, value_name = "TARGET")]
+    pub(crate) target: Option<BenchTarget>,
+
+    /// A published measurement to repeat. Options that are given as well go before it.
+    #[arg(long, value_name = "YEAR")]
+    pub(crate) shape: Option<Shape>,
+
+    /// Mix of commands. Default: randread.
+    #[arg(long, value_name = "MIX")]
+    pub(crate) rw: Option<RwArg>,
+
+    /// Bytes of a command. Default: 4k.
+    #[arg(long, value_name = "SIZE", default_value = "4k", hide_default_value = true)]
+    pub(crate) bs: Size,
+
+    /// Commands of each job in flight, 1 to 2047; a list is measured one after the other. Default: 1,2,4,8,16,32,64,128.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=2047))]
+    pub(crate) iodepth: Vec<u16>,
+
+    /// Commands that a job tells the device about at a time. fio's default is 1: a doorbell for each command.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=2047))]
+    pub(crate) iodepth_batch: u16,
+
+    /// Jobs, each a thread with a queue pair of its own, 1 to 511; a list is measured one after the other. Default: 1.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=511))]
+    pub(crate) numjobs: Vec<u16>,
+
+    /// How long each row is measured: seconds, or a number with ms, s or m.
+    #[arg(long, value_name = "TIME", default_value = "3", value_parser = duration)]
+    pub(crate) runtime: Duration,
+
+    /// Bytes of the disk that are used, from its start on. Default: all; with --verify 64M.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) size: Option<Size>,
+
+    /// Reads of a hundred commands, for rw and randrw.
+    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub(crate) rwmixread: u8,
+
+    /// Doorbells that are measured; `both` also gives their ratio.
+    #[arg(long, value_name = "KIND", default_value = "both")]
+    pub(crate) doorbells: DoorbellArg,
+
+    /// How jobs learn of completions.
+    #[arg(long, value_name = "HOW", default_value = "poll")]
+    pub(crate) completion: CompletionArg,
+
+    /// For the server that the bench starts, or the controller in this process: as for `serve`.
+    #[arg(long, value_name = "MODE")]
+    pub(crate) poll: Option<Poll>,
+
+    /// Write content that carries its LBA, its version and a checksum, and check all that is read. A block that is stale,
+    /// torn or misplaced is reported.
+    #[arg(long)]
+    pub(crate) verify: bool,
+
+    /// Form of the report.
+    #[arg(long, value_name = "FORMAT", default_value = "table")]
+    pub(crate) output_format: BenchFormat,
+
+    /// Write the report to this file instead of standard output.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+/// What the bench drives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum BenchTarget {
+    /// A server that runs already.
+    Socket(PathBuf),
+    /// The controller in this process.
+    InProcess,
+}
+
+impl FromStr for BenchTarget {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            Some(("socket", path)) if !path.is_empty() => Ok(Self::Socket(path.into())),
+            None if text == "in-process" => Ok(Self::InProcess),
+            _ => Err("a target is socket:PATH or in-process".to_owned()),
+        }
+    }
+}
+
+/// Published measurements of shadow doorbells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Shape {
+    /// 4 KiB reads, depth 64, 2 jobs.
+    #[value(name = "2015")]
+    Y2015,
+    /// Random reads, depth 32, 4 jobs.
+    #[value(name = "2016")]
+    Y2016,
+    /// Random reads, depth 16, 4 and 64 jobs.
+    #[value(name = "2019")]
+    Y2019,
+    /// Random reads, depths 1, 2, 4 and 8, one job.
+    #[value(name = "2022")]
+    Y2022,
+}
+
+/// A mix of commands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "lower")]
+pub(crate) enum RwArg {
+    /// Sequential reads.
+    Read,
+    /// Sequential writes.
+    Write,
+    /// Random reads.
+    RandRead,
+    /// Random writes.
+    RandWrite,
+    /// Sequential reads and writes.
+    #[value(alias = "readwrite")]
+    Rw,
+    /// Random reads and writes.
+    RandRw,
+}
+
+/// Doorbells to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DoorbellArg {
+    /// Doorbell registers.
+    Register,
+    /// Shadow doorbells.
+    Shadow,
+    /// One after the other, at each depth.
+    Both,
+}
+
+/// How jobs learn of completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CompletionArg {
+    /// They look.
+    Poll,
+    /// They sleep until the device interrupts.
+    Interrupt,
+}
+
+/// Form of a bench report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BenchFormat {
+    /// For people at a terminal.
+    Table,
+    /// For programs.
+    Json,
+    /// One file with charts.
+    Html,
+}
+
+/// Say what a controller and its disks are, as nvme-cli's id-ctrl and id-ns do.
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES:\n  \
+    shadowbell identify socket:/run/vm1.sock\n  \
+    shadowbell identify disk.img --output-format json\n\n\
+    The controller behind a socket is reset: not while a virtual machine uses it.")]
+pub(crate) struct IdentifyArgs {
+    /// `socket:PATH`, a server that runs already, or a disk as for `serve`, which is served in this process.
+    #[arg(value_name = "TARGET")]
+    pub(crate) target: IdentifyTarget,
+
+    /// Form of the answer.
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub(crate) output_format: IdentifyFormat,
+}
+
+/// What is to be identified.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum IdentifyTarget {
+    /// A server that runs already.
+    Socket(PathBuf),
+    /// A disk.
+    Disk(DiskSpec),
+}
+
+impl FromStr for IdentifyTarget {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            Some(("socket", "")) => Err("the path of the socket is missing: socket:PATH".to_owned()),
+            Some(("socket", path)) => Ok(Self::Socket(path.into())),
+            _ => text.parse().map(Self::Disk),
+        }
+    }
+}
+
+/// Form of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum IdentifyFormat {
+    /// For people.
+    Text,
+    /// For programs.
+    Json,
 }
 
 /// On or off.
@@ -101,6 +338,26 @@ pub(crate) enum Switch {
     On,
     /// No.
     Off,
+}
+
+/// What to do while the guest is silent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Poll {
+    /// Poll where it pays.
+    Auto,
+    /// Poll.
+    Always,
+    /// Sleep.
+    Never,
+}
+
+/// PCI identity and form of shadow doorbells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Identity {
+    /// The project's own; the standard form.
+    Shadowbell,
+    /// 1ae0:001f; the vendor form.
+    Google,
 }
 
 /// Whether to bypass the page cache.
@@ -137,6 +394,22 @@ impl FromStr for Size {
             Some(bytes) if i64::try_from(bytes).is_ok() => Ok(Self(bytes)),
             _ => Err(format!("`{text}` is no size; write bytes, or a number with K, M, G or T: 64G")),
         }
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "" | "s" => 1.0,
+        "ms" => 0.001,
+        "m" => 60.0,
+        _ => return Err(format!("`{text}` is no time; write seconds, or a number with ms, s or m: 500ms")),
+    };
+    let plain = digits.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    let seconds = digits.parse::<f64>().ok().filter(|_| plain).map(|n| n * unit);
+    match seconds {
+        Some(seconds) if (0.01..=86_400.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err(format!("`{text}` is no time from 10ms to a day; write seconds, or a number with ms, s or m: 500ms")),
     }
 }
 
@@ -178,6 +451,17 @@ mod tests {
         assert_eq!(size("1TiB"), Ok(1 << 40));
         for bad in ["", "G", "-1", "1X", "99999999T", "18446744073709551616", "1.5G", "0x10", "9223372036854775808"] {
             assert!(size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(duration("3"), Ok(Duration::from_secs(3)));
+        assert_eq!(duration("0.5s"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        for bad in ["", "0", "-1", "1h", "s", "inf", "1e3", "1ms", "9999999"] {
+            assert!(duration(bad).is_err(), "{bad}");
         }
     }
 

@@ -1,8 +1,12 @@
 //! `shadowbell`: a virtual NVMe disk in a process of its own.
 #![forbid(unsafe_code)]
 
+mod bench;
+mod bench_target;
 mod cli;
 mod disk;
+mod identify;
+mod identify_fields;
 mod output;
 mod serve;
 mod signals;
@@ -12,7 +16,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use crate::cli::{Cli, Command};
+use crate::{
+    cli::{Cli, Command, ServeArgs},
+    output::Failure,
+};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -26,10 +33,19 @@ fn main() -> ExitCode {
     // A client that cuts its memory file short must not take the process with it.
     dma::sigbus::install();
     let result = match cli.command {
-        Command::Serve(args) => serve::run(&args),
+        Command::Serve(args) => end_with_parent(&args).and_then(|()| serve::run(&args)).map(|()| ExitCode::SUCCESS),
+        Command::Bench(args) => bench::run(&args),
+        Command::Identify(args) => identify::run(&args).map(|()| ExitCode::SUCCESS),
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
-    }
+    result.unwrap_or_else(Failure::report)
+}
+
+/// The server of a bench goes when the bench goes, whatever ends that.
+fn end_with_parent(args: &ServeArgs) -> Result<(), Failure> {
+    let Some(parent) = args.end_with_parent else { return Ok(()) };
+    let signal = rustix::process::Signal::TERM;
+    rustix::process::set_parent_process_death_signal(Some(signal))
+        .map_err(|errno| Failure::runtime(format!("cannot ask to be ended with process {parent}: {errno}")))?;
+    let now = rustix::process::getppid().map_or(0, rustix::process::Pid::as_raw_pid);
+    if now == parent { Ok(()) } else { Err(Failure::runtime(format!("process {parent} is gone already"))) }
 }

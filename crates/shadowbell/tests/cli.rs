@@ -1,5 +1,7 @@
 //! The program as its user meets it: arguments, exit status, signals.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::{
     fs,
     io::{BufRead, BufReader, Read},
