@@ -409,7 +409,7 @@ fn row(
         bs: workload.block_bytes,
         iodepth,
         numjobs,
-        iodepth_batch: workload.submit_batch.max(1).min(iodepth),
+        iodepth_batch: workload.submit_batch.max(1),
         doorbells,
         iops,
         mib_per_s: iops * workload.block_bytes as f64 / f64::from(1 << 20),

@@ -177,6 +177,14 @@ impl Report {
                     .to_owned(),
             );
         }
+        let most = self.rows.iter().map(|row| row.numjobs).max().unwrap_or(0);
+        if self.completion == CompletionMode::Poll && most > 1 && usize::from(most) + 1 > self.machine.cores {
+            notes.push(format!(
+                "up to {most} jobs poll on {} cores, and the device needs one as well: they take turns; --completion \
+                 interrupt lets jobs sleep",
+                self.machine.cores
+            ));
+        }
         let load = self.machine.load_before.max(self.machine.load_after);
         if load > 1.5 && load > self.machine.cores as f64 {
             notes.push(format!(

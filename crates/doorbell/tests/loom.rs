@@ -635,7 +635,8 @@ fn reset_against_ring(detach: bool) {
     }
     driver.join().unwrap();
     assert!(lives[0] == 0 || lives[0] == 2, "half a move: {lives:?}");
-    assert_eq!(lives[1], 1, "{STALE} or {LOST}: {lives:?}");
+    assert!(lives[1] <= 1, "{STALE}: {lives:?}");
+    assert_eq!(lives[1], 1, "{LOST}: {lives:?}");
 }
 
 #[test]
@@ -652,7 +653,7 @@ fn d_a_device_that_keeps_the_slot_over_the_reset_is_found_out() {
 
 #[test]
 fn e_without_acquire_on_the_tail_a_stale_entry_is_read() {
-    // With it: the models of (a), which check what they read. The fences are left out here: loom's order everything.
+    // With it: the models of (a), which check what they read.
     check_fails(STALE, None, || submission::<true, true, false>(4, 1, Care::Full));
 }
 
