@@ -1,6 +1,7 @@
 //! Tasks of the project: the VM rig and its tests, the figures, the licence check.
 //!
 //! `cargo xtask help` lists them. Nothing here is part of the product.
+#![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "these tasks talk to a person")]
 
 mod cpio;

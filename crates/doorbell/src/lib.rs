@@ -15,12 +15,19 @@
 //!
 //! # The rules
 //! - The device reads a position from one source at a time ([`Doorbell`]): the register, until the slot is seen to move; from
-//!   then on the slot, and a register write is a kick without a value.
+//!   then on the slot, and a register write is a kick without a value. EventIdx is kept behind only where every move of the
+//!   slot can be told from what the slot held before.
 //! - A device that is about to sleep **arms**: it stores EventIdx, issues a full fence and looks at the slot again
 //!   ([`Doorbell::arm`]). The driver stores the slot, issues a full fence and looks at EventIdx. One of the two sees the other.
 //! - A device that is awake **suppresses**: it keeps EventIdx just behind what it has seen ([`Doorbell::suppress`]), so that
 //!   neither form of the driver's test fires before the device has looked again.
 //! - Every position from the host is hostile: range-checked and checked against what the ring can hold.
+//!
+//! `docs/proofs.md` names what proves this, and what is not covered.
+//!
+//! # Not done
+//! - Interrupts that follow the shadow CQ head.
+//! - A timer for drivers that lack the full fence (Linux before 4.19): the caller looks at its queues now and then.
 #![forbid(unsafe_code)]
 
 mod device;

@@ -8,7 +8,7 @@
 //! The negative tests run the same models with one part of the protocol taken out, and must fail with a lost wake-up (or a stale
 //! entry, where that is the matter).
 #![cfg(loom)]
-#![allow(missing_docs, clippy::cast_possible_truncation)]
+#![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 
 use std::{
     collections::VecDeque,

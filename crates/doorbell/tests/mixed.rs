@@ -594,6 +594,12 @@ impl World {
                     self.turn(n % SQS, 1);
                     self.device.sleep();
                     slot.store(good);
+                    // Whoever puts it right rings, as for every store to a slot: the device may sleep on what it found.
+                    self.messages.push_back(if n < SQS {
+                        Message::SqTail(n, good)
+                    } else {
+                        Message::CqHead(n - SQS, good)
+                    });
                 }
             }
         }
