@@ -18,12 +18,14 @@ pub enum PollMode {
 /// and a sleeping thread takes 17 us to run again (measured on two cores; an eventfd's round trip takes 27 to 34 us).
 const BUDGET: Duration = Duration::from_micros(50);
 
+/// Letting others run for longer than this has kept a first command waiting; below, nobody wanted the core.
+const LONG: Duration = Duration::from_micros(20);
+
 /// Looks at the queues between two looks at the clock, which costs more.
 const TURNS: u32 = 16;
 
-/// Commands that must have come together while others ran, for that to have paid: with fewer, the wait of the first one
-/// weighs more than the wake-ups that were saved.
-const BATCH: usize = 4;
+/// Commands that must have come together while others ran, for that to have paid. A single one has waited for nothing.
+const BATCH: usize = 2;
 
 /// Something that is done where it has paid lately, and tried now and then where it has not.
 #[derive(Debug)]
@@ -40,7 +42,7 @@ impl Habit {
     const BEST: u32 = 16;
     /// From this score on it is done at every chance.
     const PAYS: u32 = 8;
-    const SHORTEST: u32 = 32;
+    const SHORTEST: u32 = 16;
     const LONGEST: u32 = 1024;
 
     fn new() -> Self {
@@ -72,8 +74,8 @@ impl Habit {
 enum Idle {
     /// There was work a moment ago.
     Fresh,
-    /// Others were let run.
-    Yielded,
+    /// Others were let run, and took longer than [`LONG`] or not.
+    Yielded { long: bool },
     /// Looking again and again since then.
     Polling { since: Instant, turns: u32 },
     /// All that could be done before a sleep was done.
@@ -95,7 +97,10 @@ pub(crate) struct Pacer {
 
 impl Pacer {
     pub(crate) fn new(mode: PollMode) -> Self {
-        Self { mode, idle: Idle::Over, polling: Habit::new(), yielding: Habit::new() }
+        let mut yielding = Habit::new();
+        // It costs next to nothing where nobody wants the core, so it is done until it has proved wrong.
+        yielding.score = Habit::PAYS;
+        Self { mode, idle: Idle::Over, polling: Habit::new(), yielding }
     }
 
     /// There was work: so many commands were fetched.
@@ -103,7 +108,9 @@ impl Pacer {
     pub(crate) fn worked(&mut self, commands: usize) {
         match self.idle {
             Idle::Fresh | Idle::Over => {}
-            Idle::Yielded => self.yielding.learn(commands >= BATCH),
+            Idle::Yielded { .. } if commands >= BATCH => self.yielding.learn(true),
+            Idle::Yielded { long: true } => self.yielding.learn(false),
+            Idle::Yielded { long: false } => {}
             Idle::Polling { .. } => self.polling.learn(true),
         }
         self.idle = Idle::Fresh;
@@ -118,13 +125,16 @@ impl Pacer {
         match self.idle {
             Idle::Over => false,
             Idle::Fresh if self.yielding.is_worth_it() => {
+                let before = Instant::now();
                 std::thread::yield_now();
-                self.idle = Idle::Yielded;
+                self.idle = Idle::Yielded { long: before.elapsed() >= LONG };
                 true
             }
             Idle::Fresh => self.begin_poll(),
-            Idle::Yielded => {
-                self.yielding.learn(false);
+            Idle::Yielded { long } => {
+                if long {
+                    self.yielding.learn(false);
+                }
                 self.begin_poll()
             }
             Idle::Polling { since, turns } => {
@@ -163,7 +173,8 @@ mod tests {
                     did.0 = true;
                     polled
                 }
-                Idle::Yielded => {
+                Idle::Yielded { .. } => {
+                    pacer.idle = Idle::Yielded { long: true };
                     did.1 = true;
                     yielded
                 }
