@@ -28,7 +28,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Jobs that complete nothing for so long have the device looked at.
 const STALL: Duration = Duration::from_secs(1);
 /// Entries of a queue at least: more than is in flight, as guests have them.
-const MIN_ENTRIES: u32 = 128;
+pub(crate) const MIN_ENTRIES: u32 = 128;
 /// Bytes that are verified where the workload does not say.
 const VERIFIED_BYTES: u64 = 64 << 20;
 
@@ -418,6 +418,7 @@ fn row(
         interrupts_per_io: per(counted.interrupts, counted.commands),
         wakeups_per_io: device.map(|d| per(d.wakeups, d.commands)),
         ratio_to_register: None,
+        limit_iops: None,
         runtime_s: window as f64 / 1e9,
         interrupted: cut,
         errors,

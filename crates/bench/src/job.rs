@@ -117,6 +117,9 @@ impl Job<'_> {
         let mut started = vec![0u64; usize::from(depth)];
         let mut done: Vec<Completion> = Vec::with_capacity(usize::from(depth));
         let mut latency = Latency::new();
+        // Slots of the commands that this turn tells the device about, and when those were told that it has found complete.
+        let mut told: Vec<u16> = Vec::with_capacity(usize::from(depth));
+        let mut finished: Vec<u64> = Vec::with_capacity(usize::from(depth));
         let (mut errors, mut first_error) = (0, None);
         let (mut completed, mut idle) = (0u64, 0u32);
         let mut until = control.until;
@@ -139,7 +142,7 @@ impl Job<'_> {
                             queue.read(&namespace, command.lba, part, slot.into())
                         };
                         submitted.map_err(BenchError::submit)?;
-                        started[usize::from(slot)] = now;
+                        told.push(slot);
                         untold += 1;
                         if untold >= submit_batch {
                             queue.ring().map_err(&ring)?;
@@ -157,6 +160,16 @@ impl Job<'_> {
                 _ => return Err(BenchError::Target("the device is gone".to_owned())),
             }
             queue.ring().map_err(&ring)?;
+            if !told.is_empty() || !finished.is_empty() {
+                // One reading for the whole turn: the end of what it has found complete, and the beginning of what it has
+                // told the device about. The device is at work meanwhile.
+                now = control.now();
+                if (control.from..=until).contains(&now) {
+                    finished.iter().for_each(|started| latency.record(now.saturating_sub(*started)));
+                }
+                finished.clear();
+                told.drain(..).for_each(|slot| started[usize::from(slot)] = now);
+            }
             if queue.in_flight() == 0 && (cut || now >= until) {
                 break;
             }
@@ -178,15 +191,10 @@ impl Job<'_> {
                 continue;
             }
             idle = 0;
-            // One reading for the whole batch: its end, and the beginning of the next.
-            now = control.now();
-            let counts = (control.from..=until).contains(&now);
             for completion in done.drain(..) {
                 // Tags are the slots that were given to the driver, which hands each back once.
                 let Ok(slot) = u16::try_from(completion.tag) else { continue };
-                if counts {
-                    latency.record(now.saturating_sub(started[usize::from(slot)]));
-                }
+                finished.push(started[usize::from(slot)]);
                 if !completion.status.is_success() {
                     errors += 1;
                     first_error.get_or_insert(completion.status);

@@ -8,9 +8,10 @@
 //! # How it measures
 //! - A job is a thread with a queue pair of its own. It submits as many commands as completed, tells the device about each
 //!   by itself as fio does, or about several at a time ([`Workload::submit_batch`]), and looks for completions: by polling, or asleep until an interrupt.
-//! - The clock (22 to 34 ns a reading) is read **once for each batch of completions**. A command's latency runs from the
-//!   reading after which its batch was built to the reading after which its completion was seen, so it holds the time to
-//!   build the batch. At depth 1 that is every command by itself.
+//! - The clock (22 to 34 ns a reading) is read **once a turn**, after the commands that replace the completed ones were told
+//!   to the device, so that the device does not wait for the clock. A command's latency runs from that reading of the turn
+//!   that told it to that of the turn that found it complete. At depth 1 that is every command by itself, and the time
+//!   between two commands is part of it.
 //! - With polling, the loop neither allocates nor locks nor enters the kernel for an I/O; the driver enters the kernel when a
 //!   doorbell register must be written. A job that has found nothing many times in a row gives the processor away, at
 //!   once where there are more jobs than processors to run them.
@@ -37,6 +38,7 @@ mod error;
 pub mod html;
 mod job;
 mod latency;
+pub mod limit;
 mod machine;
 mod report;
 pub mod table;

@@ -83,6 +83,9 @@ pub struct Row {
     pub wakeups_per_io: Option<f64>,
     /// IOPS by those of the row with registers and otherwise the same; `None` when there is none.
     pub ratio_to_register: Option<f64>,
+    /// Commands a second of the bare protocol between two threads, at the same depth, right after the row; see
+    /// [`crate::limit`]. `None` where it was not asked for, or is none: with several jobs, or with registers.
+    pub limit_iops: Option<f64>,
     /// How long it was measured.
     pub runtime_s: f64,
     /// It was stopped before its time.
@@ -101,6 +104,14 @@ pub struct Row {
     pub driver: DriverSide,
     /// What became of content that was checked.
     pub verify: Option<Verified>,
+}
+
+impl Row {
+    /// What part of the bare protocol's rate it has.
+    #[must_use]
+    pub fn share_of_limit(&self) -> Option<f64> {
+        self.limit_iops.filter(|limit| *limit > 0.0).map(|limit| self.iops / limit)
+    }
 }
 
 /// A ratio for people: 0 of nothing is 0.

@@ -70,6 +70,7 @@ pub fn render(report: &Report) -> String {
         last = Some(key);
         line(&mut text, row, first, jobs);
     }
+    limits(&mut text, report);
     for row in &report.rows {
         if let Some(verified) = &row.verify {
             verify(&mut text, row, verified);
@@ -87,6 +88,28 @@ pub fn render(report: &Report) -> String {
     );
     notes(&mut text, report);
     text
+}
+
+/// The rows beside the bare protocol.
+fn limits(text: &mut String, report: &Report) {
+    if report.rows.iter().all(|row| row.limit_iops.is_none()) {
+        return;
+    }
+    let _ = writeln!(text, "\n{:>6}  {:<8} {:>13} {:>12} {:>6}", "depth", "doorbell", "bare protocol", "IOPS", "share");
+    for row in &report.rows {
+        if let (Some(limit), Some(share)) = (row.limit_iops, row.share_of_limit()) {
+            let (depth, kind) = (row.iodepth, row.doorbells);
+            let _ = writeln!(
+                text,
+                "{depth:>6}  {kind:<8} {:>13} {:>12} {share:>6.2}",
+                thousands(limit),
+                thousands(row.iops)
+            );
+        }
+    }
+    text.push_str(
+        "bare protocol: commands a second of two threads that exchange SQEs, tail, EventIdx and CQEs and do nothing else.\n",
+    );
 }
 
 fn line(text: &mut String, row: &Row, first: bool, jobs: bool) {

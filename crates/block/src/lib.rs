@@ -57,7 +57,16 @@ pub enum Operation {
     Discard,
 }
 
-/// One request, which the queue owns until it hands it back in a [`Completion`].
+impl Operation {
+    /// Whether it moves data from or to the segments.
+    #[inline]
+    pub fn has_data(self) -> bool {
+        matches!(self, Self::Read | Self::Write { .. })
+    }
+}
+
+/// One request: the submitter's, but for the time from [`Submitted::Queued`] until the queue hands it back in a
+/// [`Completion`].
 #[derive(Debug)]
 pub struct Request {
     /// The submitter's own number; unique among its requests in flight, opaque to the queue.
@@ -83,14 +92,15 @@ pub struct Completion {
 }
 
 /// What [`BlockQueue::submit`] did with a request.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
 pub enum Submitted {
-    /// It is complete.
-    Done(Completion),
-    /// It is on its way; [`BlockQueue::poll`] will hand it back.
+    /// It is complete, with this result; after an error the range's content is undefined. The request is as it was.
+    Done(Result<(), BlockError>),
+    /// It is on its way, and its segments with it; [`BlockQueue::poll`] will hand it back.
     Queued,
-    /// The queue has no room now: poll, then submit it again.
-    Full(Request),
+    /// The queue has no room now: poll, then submit it again. The request is as it was.
+    Full,
 }
 
 /// What a device is and can do. Fixed for as long as the device is open.
@@ -158,6 +168,13 @@ impl Capabilities {
 }
 
 impl Request {
+    /// The request itself; what stays has no segments.
+    #[inline]
+    #[must_use]
+    pub fn take(&mut self) -> Self {
+        Self { segments: std::mem::take(&mut self.segments), ..*self }
+    }
+
     /// Whether all memory of the request is still there. When a client cuts the file behind its RAM short, the lost pages
     /// become zeros without an error of the access itself; see [`dma::sigbus`].
     #[inline]
@@ -187,8 +204,9 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
 /// may count as cancelled when it moves. Dropping it, on any thread, waits until nothing touches the memory of its
 /// requests any more.
 pub trait BlockQueue: Send {
-    /// Takes a request. It checks range and read-only itself, so that no caller can get it wrong.
-    fn submit(&mut self, request: Request) -> Submitted;
+    /// Carries a request out, or takes it ([`Request::take`]). It checks range and read-only itself, so that no caller can
+    /// get it wrong.
+    fn submit(&mut self, request: &mut Request) -> Submitted;
 
     /// Starts all that was submitted; called once a batch. [`BlockQueue::poll`] does the same.
     fn kick(&mut self);

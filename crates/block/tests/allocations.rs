@@ -12,11 +12,11 @@ const DEPTH: u64 = 32;
 /// Sends each request round and round, `rounds` times all of them.
 fn churn(queue: &mut dyn BlockQueue, requests: &mut Vec<Request>, done: &mut Vec<Completion>, rounds: u64) {
     for _ in 0..rounds {
-        for request in requests.drain(..) {
-            match queue.submit(request) {
-                Submitted::Done(completion) => done.push(completion),
+        for mut request in requests.drain(..) {
+            match queue.submit(&mut request) {
+                Submitted::Done(result) => done.push(Completion { request, result }),
                 Submitted::Queued => {}
-                Submitted::Full(_) => panic!("full"),
+                Submitted::Full => panic!("full"),
             }
         }
         queue.kick();

@@ -66,10 +66,10 @@ fn run(
     segments: Segments,
 ) -> Result<(), BlockError> {
     let mut result = None;
-    match queue.submit(Request { tag: 1, operation, offset, len, segments }) {
-        Submitted::Done(completion) => return completion.result,
+    match queue.submit(&mut Request { tag: 1, operation, offset, len, segments }) {
+        Submitted::Done(result) => return result,
         Submitted::Queued => {}
-        Submitted::Full(_) => panic!("full"),
+        Submitted::Full => panic!("full"),
     }
     while queue.poll(&mut |completion| result = Some(completion.result)) == 0 {
         let fd = queue.wait_fd().unwrap();

@@ -19,7 +19,7 @@ use thiserror::Error;
 use crate::{
     admin::{Reply, events::Events, features::Features, logs::ErrorLog},
     config::{Config, ConfigError},
-    engine::{DSTRD, Engine, Failure, Fetch, Fetched},
+    engine::{DSTRD, Engine, Failure, Fetch, Fetched, PREFETCH},
     namespace::Namespace,
     pacer::Pacer,
     queue::{CompletionQueue, SubmissionQueue},
@@ -353,7 +353,7 @@ impl Controller {
         if self.asleep {
             self.awake_since = Instant::now();
         }
-        let mut worked = self.engine.collect();
+        let mut worked = self.engine.collect(self.asleep);
         worked |= self.drained();
         worked |= self.finish_shutdown();
         if self.is_running() {
@@ -368,8 +368,8 @@ impl Controller {
             worked |= self.finish_deletions();
             worked |= self.deliver_events();
         }
-        for failure in self.engine.failures.drain(..) {
-            self.errors.record(failure);
+        if !self.engine.failures.is_empty() {
+            self.engine.failures.drain(..).for_each(|failure| self.errors.record(failure));
         }
         self.raise_interrupts();
         if worked {
@@ -390,18 +390,20 @@ impl Controller {
             return false;
         }
         let (waiting, invalid) = match sq.consumer.look() {
+            Ok(0) => return false,
             Ok(waiting) => (waiting, false),
             Err(_) => (sq.consumer.waiting(), true),
         };
         if invalid {
             self.invalid_doorbell(qid);
-        }
-        if waiting == 0 {
-            return invalid;
+            if waiting == 0 {
+                return true;
+            }
         }
         let Some(sq) = self.engine.sqs.get_mut(usize::from(qid)).and_then(Option::as_mut) else { return false };
         sq.busy = true;
         sq.consumer.suppress();
+        sq.prefetch(0..PREFETCH);
         probes::tail_seen(qid, sq.consumer.tail(), waiting);
         let mut done = 0;
         while done < waiting.min(BATCH) {
@@ -459,13 +461,15 @@ impl Controller {
     }
 
     fn finish_deletions(&mut self) -> bool {
+        if self.engine.deleted.is_empty() {
+            return false;
+        }
         let deleted = std::mem::take(&mut self.engine.deleted);
-        let worked = !deleted.is_empty();
         for (qid, cid, permit) in deleted {
             self.engine.remove_sq(qid);
             self.engine.complete(0, cid, permit, Status::SUCCESS, 0);
         }
-        worked
+        true
     }
 
     /// Arms every queue, and says whether it is safe to sleep.
@@ -513,6 +517,9 @@ impl Controller {
 
     /// One interrupt for each CQ that has new entries.
     fn raise_interrupts(&mut self) {
+        if self.engine.raise.is_empty() {
+            return;
+        }
         let mut line = false;
         for cqid in self.engine.raise.drain(..) {
             let Some(cq) = self.engine.cqs.get_mut(usize::from(cqid)).and_then(Option::as_mut) else { continue };

@@ -19,6 +19,9 @@ use crate::{
     stats::Counters,
 };
 
+/// How many entries ahead of the one that is carried out the next is asked for: their lines come from another processor.
+pub(crate) const PREFETCH: u16 = 8;
+
 /// CAP.DSTRD: doorbells are 4 bytes apart.
 pub(crate) const DSTRD: u8 = 0;
 
@@ -379,6 +382,7 @@ impl Engine {
             cq.producer.give_back(permit);
             return Fetch::Nothing;
         };
+        sq.prefetch(PREFETCH..PREFETCH + 1);
         // Copied once; the tail that made it valid was loaded with Acquire.
         let Ok(words) = window.load_words(usize::from(index) * command::SQE_BYTES) else {
             // Not reached: the ring was checked when it was mapped, and the index is inside it.

@@ -142,8 +142,7 @@ fn transfer(
     };
     let list = e.map(sqe, bytes, access).map_err(|status| Refused { status, lba: rw.slba })?;
     let Some(permit) = permit.take() else { return Ok(Started::Done) };
-    let tag = e.open(sqid, sqe, permit, rw.slba, 1);
-    e.submit(index, (tag, 0), operation, (offset, len), list);
+    e.start(index, (sqid, sqe, permit), rw.slba, operation, (offset, len), list);
     Ok(Started::Submitted)
 }
 
@@ -180,7 +179,7 @@ impl Engine {
         let mut part = 0;
         for index in all {
             if is_cached(self, index) {
-                self.submit(index, (tag, part), Operation::Flush, (0, 0), Segments::default());
+                self.submit(index, (tag, part), Operation::Flush, (0, 0));
                 part += 1;
             }
         }
@@ -202,8 +201,7 @@ pub(crate) fn write_zeroes(
     e.check_writable(index)?;
     let operation = Operation::WriteZeroes { may_unmap: zeroes.deac, fua: e.durable(zeroes.fua) };
     let Some(permit) = permit.take() else { return Ok(Started::Done) };
-    let tag = e.open(sqid, sqe, permit, zeroes.slba, 1);
-    e.submit(index, (tag, 0), operation, range, Segments::default());
+    e.start(index, (sqid, sqe, permit), zeroes.slba, operation, range, Segments::default());
     Ok(Started::Submitted)
 }
 
@@ -241,7 +239,7 @@ pub(crate) fn dataset_management(
     let mut part = 0;
     for range in ranges.iter().filter(|r| r.length.get() > 0) {
         if let Ok(bytes) = e.range(index, range.slba.get(), range.length.get().into()) {
-            e.submit(index, (tag, part), Operation::Discard, bytes, Segments::default());
+            e.submit(index, (tag, part), Operation::Discard, bytes);
             part += 1;
         }
     }

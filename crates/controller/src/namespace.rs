@@ -10,6 +10,8 @@ const BACKEND_DEPTH: usize = 1024;
 pub(crate) struct Namespace {
     pub(crate) capabilities: Capabilities,
     pub(crate) queue: Box<dyn BlockQueue>,
+    /// The queue has requests, or has had some since the last poll that found none.
+    pub(crate) at_work: bool,
     /// Requests that the backend had no room for; nothing new is fetched until they are on their way.
     pub(crate) backlog: VecDeque<Request>,
     /// log2 of the block size in bytes.
@@ -46,6 +48,7 @@ impl Namespace {
         Ok(Self {
             capabilities,
             queue: device.open_queue(BACKEND_DEPTH)?,
+            at_work: true,
             backlog: VecDeque::new(),
             lba_shift,
             blocks: capabilities.size >> lba_shift,

@@ -1,6 +1,6 @@
 //! Queue pairs in guest memory.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 use dma::{Access, Cell32, MemoryMap, Window};
 use doorbell::{CompletionProducer, Depth, Permit, SubmissionConsumer};
@@ -65,6 +65,17 @@ impl SubmissionQueue {
             deleting: None,
             busy: true,
             parked: false,
+        }
+    }
+
+    /// Asks the processor for those of the entries at these distances from the head that wait. Others are the host's: it may
+    /// be about to write them, and would have to take them back.
+    #[inline]
+    pub(crate) fn prefetch(&self, ahead: Range<u16>) {
+        let Some(window) = self.ring.window() else { return };
+        for n in ahead.start..ahead.end.min(self.consumer.waiting()) {
+            let index = self.consumer.depth().advance(self.consumer.head(), n);
+            window.prefetch(usize::from(index) * command::SQE_BYTES);
         }
     }
 }

@@ -205,6 +205,35 @@ impl Window {
         Ok(())
     }
 
+    /// Asks the processor for the cache line at `offset`, which will be loaded soon. A hint: past the end it does nothing.
+    #[inline]
+    pub fn prefetch(&self, offset: usize) {
+        if let Ok((at, _)) = self.locate(offset) {
+            // SAFETY: a prefetch touches no memory as far as the program can tell; the address is mapped, besides.
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            unsafe {
+                std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.as_ptr().cast());
+            }
+            #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+            let _ = at;
+        }
+    }
+
+    /// As [`Window::prefetch`], for a line that will be stored to: it is taken away from the other side ahead of time, so that
+    /// a full fence after the store need not wait for that.
+    #[inline]
+    pub fn prefetch_for_store(&self, offset: usize) {
+        if let Ok((at, _)) = self.locate(offset) {
+            // SAFETY: as above. PREFETCHW does nothing on processors of the architecture that do not know it.
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            unsafe {
+                std::arch::asm!("prefetchw [{}]", in(reg) at.as_ptr(), options(nostack, preserves_flags, readonly));
+            }
+            #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+            let _ = at;
+        }
+    }
+
     /// The 32-bit word at `offset` as a cell of its own, which keeps its mapping alive.
     ///
     /// # Errors

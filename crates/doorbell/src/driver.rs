@@ -12,8 +12,10 @@ pub fn needs_event_linux(event: u16, new: u16, old: u16) -> bool {
 #[inline]
 pub fn needs_event_annex_b(depth: Depth, event: u16, new: u16, old: u16) -> bool {
     let entries = depth.entries();
-    let event = u32::from(event) % entries;
-    let passed = (u32::from(new) + 2 * entries - event - 1) % entries;
+    #[allow(clippy::cast_possible_truncation)] // Below 65536.
+    let event = if u32::from(event) < entries { event } else { (u32::from(event) % entries) as u16 };
+    // How far the move's end is past `event`, less one: modulo the depth.
+    let passed = u32::from(depth.distance(event, new)).checked_sub(1).unwrap_or(entries - 1);
     passed < u32::from(depth.distance(old, new))
 }
 
@@ -22,6 +24,8 @@ pub fn needs_event_annex_b(depth: Depth, event: u16, new: u16, old: u16) -> bool
 pub struct DriverDoorbell<S> {
     depth: Depth,
     at: u16,
+    /// The position before the last move.
+    before: u16,
     shadow: Option<(S, S)>,
     /// Positions that are still to be rung for, whatever EventIdx says.
     ringing: u32,
@@ -30,7 +34,7 @@ pub struct DriverDoorbell<S> {
 impl<S: Slot> DriverDoorbell<S> {
     /// A doorbell at position 0, by register.
     pub fn new(depth: Depth) -> Self {
-        Self { depth, at: 0, shadow: None, ringing: 0 }
+        Self { depth, at: 0, before: 0, shadow: None, ringing: 0 }
     }
 
     /// The current position.
@@ -56,25 +60,72 @@ impl<S: Slot> DriverDoorbell<S> {
         self.shadow = None;
     }
 
+    /// Whether slots are in use.
+    #[inline]
+    pub fn has_shadow(&self) -> bool {
+        self.shadow.is_some()
+    }
+
     /// Moves to `new` and says whether the register must be written. Entries before `new` must be written already; several
     /// can share one move.
     #[must_use = "a ring that is left out is a command that is never seen"]
     pub fn advance(&mut self, new: u16) -> bool {
-        let old = std::mem::replace(&mut self.at, new);
-        let Some((slot, event)) = &self.shadow else { return old != new };
+        let step = self.store(new);
+        if step == Step::Check {
+            // Pairs with the fence of the device's arming function.
+            S::full_fence();
+        }
+        self.is_due(step)
+    }
+
+    /// Moves two doorbells as [`DriverDoorbell::advance`] does, with one barrier for both: it waits until the other side has
+    /// given up the cache lines of the slots, which is most of what a move costs.
+    #[must_use = "a ring that is left out is a command that is never seen"]
+    pub fn advance_both(a: (&mut Self, u16), b: (&mut Self, u16)) -> (bool, bool) {
+        let steps = (a.0.store(a.1), b.0.store(b.1));
+        if steps.0 == Step::Check || steps.1 == Step::Check {
+            S::full_fence();
+        }
+        (a.0.is_due(steps.0), b.0.is_due(steps.1))
+    }
+
+    /// The first half of a move: tells the slot.
+    #[inline]
+    fn store(&mut self, new: u16) -> Step {
+        self.before = std::mem::replace(&mut self.at, new);
+        let moved = self.before != new;
+        let Some((slot, _)) = &self.shadow else { return Step::Decided(moved) };
         slot.store(u32::from(new));
         if self.ringing > 0 {
-            self.ringing = self.ringing.saturating_sub(u32::from(self.depth.distance(old, new)));
-            return old != new;
+            self.ringing = self.ringing.saturating_sub(u32::from(self.depth.distance(self.before, new)));
+            return Step::Decided(moved);
         }
-        // Pairs with the fence of the device's arming function.
-        S::full_fence();
-        let event = event.load();
-        #[allow(clippy::cast_possible_truncation)] // The upper half is reserved.
-        let event = event as u16;
-        // The exact test: modulo the depth, as the specification has it.
-        needs_event_annex_b(self.depth, event, new, old)
+        Step::Check
     }
+
+    /// The second half, after the fence: asks EventIdx.
+    #[inline]
+    fn is_due(&self, step: Step) -> bool {
+        match (step, &self.shadow) {
+            (Step::Decided(due), _) => due,
+            (Step::Check, Some((_, event))) => {
+                #[allow(clippy::cast_possible_truncation)] // The upper half is reserved.
+                let event = event.load() as u16;
+                // The exact test: modulo the depth, as the specification has it.
+                needs_event_annex_b(self.depth, event, self.at, self.before)
+            }
+            (Step::Check, None) => false,
+        }
+    }
+}
+
+/// Where a move has got to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// By register, or rung for in any case.
+    Decided(bool),
+    /// The slot is stored; EventIdx tells.
+    Check,
 }
 
 #[cfg(test)]

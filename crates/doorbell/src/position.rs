@@ -73,7 +73,8 @@ impl Depth {
     /// The position `steps` after `at`; `steps` at most the capacity.
     #[inline]
     pub const fn advance(self, at: u16, steps: u16) -> u16 {
-        ((at as u32 + steps as u32) % self.0) as u16
+        let sum = at as u32 + steps as u32;
+        (if sum >= self.0 { sum - self.0 } else { sum }) as u16
     }
 }
 

@@ -63,7 +63,8 @@ pub struct QueueOptions {
     /// Have the device raise an interrupt, for [`QueuePair::wait`](crate::QueuePair::wait). Without a free MSI-X vector, and
     /// without this, a pair polls.
     pub interrupt: bool,
-    /// Tell the CQ head once this many entries are consumed, at most half a queue: 1 for each poll that finds something.
+    /// By register, tell the CQ head once this many entries are consumed, at most half a queue: 1 for each poll that finds
+    /// something. With shadow doorbells it is told with the next SQ tail, or by the next poll that finds nothing.
     pub head_batch: u16,
 }
 

@@ -16,6 +16,9 @@ use crate::{
     transport::Transport,
 };
 
+/// How many entries ahead of the tail the next cache line is asked for.
+const PREFETCH: u16 = 4;
+
 /// Bit of the phase tag in the second word of a completion queue entry.
 const PHASE: u64 = 1 << 48;
 
@@ -183,6 +186,10 @@ impl Ring {
         // There is room: as many slots as entries, less the one that stays free.
         let stored = self.sq_memory.window().store_words(usize::from(self.tail) * SQE_BYTES, sqe.to_words());
         debug_assert!(stored.is_ok(), "entry inside its ring");
+        // The device has read the entries ahead in the last round, so their lines are shared; the fence of a ring would wait
+        // for each to become ours.
+        let ahead = self.depth.advance(self.tail, PREFETCH.min(self.depth.capacity()));
+        self.sq_memory.window().prefetch_for_store(usize::from(ahead) * SQE_BYTES);
         self.tail = self.depth.next(self.tail);
         self.counters.submitted += 1;
         Some(cid)
@@ -194,7 +201,16 @@ impl Ring {
         if self.tail == self.sq.position() {
             return Ok(());
         }
-        if self.sq.advance(self.tail) {
+        let due = if self.cq.has_shadow() && self.head != self.cq.position() {
+            // The head of a look before goes along; see `poll`.
+            let (head, tail) = ((&mut self.cq, self.head), (&mut self.sq, self.tail));
+            let (cq_due, sq_due) = DriverDoorbell::advance_both(head, tail);
+            self.head_moved(cq_due, transport)?;
+            sq_due
+        } else {
+            self.sq.advance(self.tail)
+        };
+        if due {
             self.counters.sq_rings += 1;
             probes::ring_written(self.qid, false, self.tail);
             transport.ring(self.sq_register, self.tail.into())
@@ -205,7 +221,21 @@ impl Ring {
         }
     }
 
-    /// Takes new completions, at most a whole ring, hands each to `done`, and tells the device about the new head.
+    /// The head was moved; `due` says that the device wants to hear of it.
+    #[inline]
+    fn head_moved(&mut self, due: bool, transport: &dyn Transport) -> Result<(), TransportError> {
+        if due {
+            self.counters.cq_rings += 1;
+            probes::ring_written(self.qid, true, self.head);
+            transport.ring(self.cq_register, self.head.into())
+        } else {
+            self.counters.cq_spared += 1;
+            probes::ring_spared(self.qid, true, self.head);
+            Ok(())
+        }
+    }
+
+    /// Takes new completions, at most a whole ring, hands each to `done`, and sees to it that the device hears of the new head.
     #[inline]
     pub(crate) fn poll(&mut self, transport: &dyn Transport, mut done: impl FnMut(Completed)) -> Result<usize, Error> {
         let mut count = 0;
@@ -221,19 +251,14 @@ impl Ring {
             }
             count += 1;
         };
-        if count > 0 {
-            self.counters.completed += count as u64;
-            let moved = self.depth.distance(self.cq.position(), self.head);
-            if moved >= self.head_batch {
-                if self.cq.advance(self.head) {
-                    self.counters.cq_rings += 1;
-                    probes::ring_written(self.qid, true, self.head);
-                    transport.ring(self.cq_register, self.head.into())?;
-                } else {
-                    self.counters.cq_spared += 1;
-                    probes::ring_spared(self.qid, true, self.head);
-                }
-            }
+        self.counters.completed += count as u64;
+        let moved = self.depth.distance(self.cq.position(), self.head);
+        // With shadow doorbells the head waits for the next ring, whose barrier it shares, or for a look that finds nothing:
+        // a driver that goes to sleep looks once more before.
+        let tell = if self.cq.has_shadow() { count == 0 && moved > 0 } else { count > 0 && moved >= self.head_batch };
+        if tell {
+            let due = self.cq.advance(self.head);
+            self.head_moved(due, transport)?;
         }
         result.map(|()| count)
     }

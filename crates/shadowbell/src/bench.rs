@@ -75,6 +75,9 @@ fn check(args: &BenchArgs) -> Result<(), Failure> {
             "--poll: the server at {path} was told when it was started; leave it away"
         )));
     }
+    if args.limit && args.completion == CompletionArg::Interrupt {
+        return Err(Failure::usage("--limit: the bare protocol polls; leave --completion interrupt away".to_owned()));
+    }
     if args.verify && matches!(args.disk, None | Some(DiskSpec::Null { .. })) && !is_socket(args) {
         let why = "a null disk keeps nothing that could be verified; name another, such as ram:256M";
         return Err(Failure::usage(format!("--verify: {why}")));
@@ -239,12 +242,20 @@ fn rows(
         if stop.load(Ordering::Relaxed) {
             break;
         }
+        let limit = args.limit && point.doorbells != DoorbellKind::Register && point.numjobs == 1;
+        let before = if limit { Some(bare(point, args, stop)?) } else { None };
         bar.set_message(format!("depth {}, {} job(s), {}", point.iodepth, point.numjobs, point.doorbells));
         let measured = bench.measure(workload, *point, stop, &mut |progress| {
             bar.set_position(index as u64 * STEPS + steps(progress.fraction));
         });
         match measured {
-            Ok(Some(row)) => report.push(row),
+            Ok(Some(mut row)) => {
+                if let Some(before) = before {
+                    bar.set_message(format!("depth {}, the bare protocol", point.iodepth));
+                    row.limit_iops = Some(f64::midpoint(before, bare(point, args, stop)?));
+                }
+                report.push(row);
+            }
             Ok(None) if stop.load(Ordering::Relaxed) => {}
             Ok(None) if args.doorbells == DoorbellArg::Shadow => {
                 bar.finish_and_clear();
@@ -272,6 +283,13 @@ fn rows(
     }
     bar.finish_and_clear();
     Ok(())
+}
+
+/// The rate of the bare protocol for half the time of a row. It is measured on both sides of the row, since what a virtual
+/// machine's processors are to each other can change from one second to the next.
+fn bare(point: &Point, args: &BenchArgs, stop: &AtomicBool) -> Result<f64, Failure> {
+    shadowbell_bench::limit::bare(point.iodepth, args.iodepth_batch, args.runtime / 2, stop)
+        .map_err(|error| Failure::runtime(format!("cannot start a thread for the bare protocol: {error}")))
 }
 
 /// Steps of the bar for a row.

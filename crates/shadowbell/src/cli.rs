@@ -183,6 +183,11 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "MODE")]
     pub(crate) poll: Option<Poll>,
 
+    /// Also measure the bare protocol (SQE, tail, EventIdx and CQE between two threads, with nothing behind them) before and
+    /// after each row with one job and no registers, and print what part of it driver and device reach.
+    #[arg(long)]
+    pub(crate) limit: bool,
+
     /// Write content that carries its LBA, its version and a checksum, and check all that is read. A block that is stale,
     /// torn or misplaced is reported.
     #[arg(long)]

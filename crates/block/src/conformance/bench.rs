@@ -152,15 +152,15 @@ pub(super) fn request(tag: u64, operation: Operation, offset: u64, len: u64, seg
 }
 
 /// Submits one request and waits for it.
-pub(super) fn run(queue: &mut dyn BlockQueue, request: Request) -> Result<(), BlockError> {
+pub(super) fn run(queue: &mut dyn BlockQueue, mut request: Request) -> Result<(), BlockError> {
     let (tag, offset, bytes) = (request.tag, request.offset, request.segments.bytes());
-    let completion = match queue.submit(request) {
-        Submitted::Done(completion) => completion,
+    let completion = match queue.submit(&mut request) {
+        Submitted::Done(result) => Completion { request, result },
         Submitted::Queued => {
             queue.kick();
             collect(queue, 1).remove(0)
         }
-        Submitted::Full(_) => panic!("an idle queue is not full"),
+        Submitted::Full => panic!("an idle queue is not full"),
     };
     let back = &completion.request;
     assert_eq!(

@@ -161,11 +161,11 @@ pub fn flush_and_fua_complete(backend: &Backend) {
     for i in 0..16u64 {
         let write =
             request(i, Operation::Write { fua: i % 3 == 0 }, i * 4096, 4096, guest.segments(&[(i * 4096, 4096)]));
-        for request in [write, request(100 + i, Operation::Flush, 0, 0, Segments::default())] {
-            match bench.queue.submit(request) {
-                Submitted::Done(completion) => assert_eq!(completion.result, Ok(())),
+        for mut request in [write, request(100 + i, Operation::Flush, 0, 0, Segments::default())] {
+            match bench.queue.submit(&mut request) {
+                Submitted::Done(result) => assert_eq!(result, Ok(())),
                 Submitted::Queued => queued += 1,
-                Submitted::Full(_) => panic!("32 requests fit"),
+                Submitted::Full => panic!("32 requests fit"),
             }
         }
     }

@@ -6,7 +6,7 @@ use super::{
     Backend,
     bench::{Bench, LIMIT, Random, collect, gather, request, scatter, spread},
 };
-use crate::{Operation, Submitted};
+use crate::{Completion, Operation, Submitted};
 
 /// Slot, operation, first byte in its region, pieces of memory, bytes of a write.
 type Busy = (u64, Operation, usize, Vec<(u64, usize)>, Vec<u8>);
@@ -63,11 +63,11 @@ pub fn random_requests_agree_with_a_model(backend: &Backend) {
             busy.insert(tag, (slot, operation, start, pieces.clone(), bytes));
             submitted += 1;
             let mut wanted = Some(request(tag, operation, offset, len, bench.guest.segments(&pieces)));
-            while let Some(request) = wanted.take() {
-                match bench.queue.submit(request) {
-                    Submitted::Done(completion) => finished.push(completion),
+            while let Some(mut request) = wanted.take() {
+                match bench.queue.submit(&mut request) {
+                    Submitted::Done(result) => finished.push(Completion { request, result }),
                     Submitted::Queued => {}
-                    Submitted::Full(request) => {
+                    Submitted::Full => {
                         wanted = Some(request);
                         finished.extend(collect(&mut *bench.queue, 1));
                     }

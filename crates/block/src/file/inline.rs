@@ -19,13 +19,15 @@ impl InlineQueue {
 }
 
 impl BlockQueue for InlineQueue {
-    fn submit(&mut self, request: Request) -> Submitted {
-        if let Some(result) = self.shared.answer(&request) {
-            return Submitted::Done(Completion { request, result });
+    fn submit(&mut self, request: &mut Request) -> Submitted {
+        if let Some(result) = self.shared.answer(request) {
+            return Submitted::Done(result);
         }
-        self.slot.start(&self.shared, request);
+        self.slot.start(&self.shared, request.take());
         let result = threads::run(&self.shared, &mut self.slot, || false);
-        Submitted::Done(self.slot.take(result))
+        let Completion { request: back, result } = self.slot.take(result);
+        *request = back;
+        Submitted::Done(result)
     }
 
     fn kick(&mut self) {}

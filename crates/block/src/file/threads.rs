@@ -239,15 +239,15 @@ pub(super) fn run(shared: &Shared, slot: &mut Slot, is_given_up: impl Fn() -> bo
 }
 
 impl BlockQueue for ThreadQueue {
-    fn submit(&mut self, request: Request) -> Submitted {
-        if let Some(result) = self.shared.answer(&request) {
-            return Submitted::Done(Completion { request, result });
+    fn submit(&mut self, request: &mut Request) -> Submitted {
+        if let Some(result) = self.shared.answer(request) {
+            return Submitted::Done(result);
         }
         if self.in_flight >= self.depth {
-            return Submitted::Full(request);
+            return Submitted::Full;
         }
         let mut slot = self.free.pop().unwrap_or_default();
-        slot.start(&self.shared, request);
+        slot.start(&self.shared, request.take());
         self.batch.push(slot);
         self.in_flight += 1;
         Submitted::Queued

@@ -419,12 +419,12 @@ fn entry(io: &Io<'_>) -> squeue::Entry {
 
 impl BlockQueue for UringQueue {
     #[inline]
-    fn submit(&mut self, request: Request) -> Submitted {
-        if let Some(result) = self.shared.answer(&request) {
-            return Submitted::Done(Completion { request, result });
+    fn submit(&mut self, request: &mut Request) -> Submitted {
+        if let Some(result) = self.shared.answer(request) {
+            return Submitted::Done(result);
         }
-        let Some(index) = self.free.pop() else { return Submitted::Full(request) };
-        self.slots[index as usize].start(&self.shared, request);
+        let Some(index) = self.free.pop() else { return Submitted::Full };
+        self.slots[index as usize].start(&self.shared, request.take());
         self.pending.push_back(index);
         Submitted::Queued
     }

@@ -8,6 +8,9 @@ use nvme::{Status, SubmissionQueueEntry};
 use super::{Command, Engine, Failure, Owner};
 use crate::prp;
 
+/// The half of a request's tag that says which command it is of; the other half says which part of it.
+const TAG_MASK: u64 = u32::MAX as u64;
+
 impl Engine {
     /// Opens a command that will have requests at backends, and returns its tag.
     pub(crate) fn open(&mut self, sqid: u16, sqe: &SubmissionQueueEntry, permit: Permit, lba: u64, parts: u32) -> u64 {
@@ -53,29 +56,85 @@ impl Engine {
         self.lists.push(list);
     }
 
-    /// Hands a request of the command `tag` to the namespace at `index`. `part` numbers the command's requests.
+    /// Carries out a command that is one request, and completes it if that is possible at once: such a command needs no place
+    /// in the table.
     #[inline]
-    pub(crate) fn submit(
+    pub(crate) fn start(
         &mut self,
         index: usize,
-        (tag, part): (u64, u32),
+        (sqid, sqe, permit): (u16, &SubmissionQueueEntry, Permit),
+        lba: u64,
         operation: Operation,
         (offset, len): (u64, u64),
         segments: Segments,
     ) {
-        let request = Request { tag: tag | u64::from(part) << 32, operation, offset, len, segments };
-        let namespace = &mut self.namespaces[index];
-        if !namespace.backlog.is_empty() {
-            namespace.backlog.push_back(request);
-            return;
+        let mut request = Request { tag: self.next_tag(), operation, offset, len, segments };
+        let result = match self.hand_over(index, &mut request) {
+            Submitted::Done(result) => result,
+            Submitted::Queued | Submitted::Full => {
+                let tag = self.open(sqid, sqe, permit, lba, 1);
+                debug_assert_eq!(tag, self.namespaces[index].backlog.back().map_or(tag, |r| r.tag & TAG_MASK));
+                return;
+            }
+        };
+        self.count(sqid, operation, len, result);
+        if operation.has_data() {
+            self.recycle(request.segments);
         }
-        match namespace.queue.submit(request) {
-            Submitted::Done(completion) => self.finish_part(completion),
-            Submitted::Queued => {}
-            Submitted::Full(request) => {
-                namespace.backlog.push_back(request);
+        let status = result.map_or_else(status_of, |()| Status::SUCCESS);
+        let cid = sqe.cid.get();
+        if !status.is_success() {
+            self.failures.push(Failure { sqid, cid, status, nsid: sqe.nsid.get(), lba });
+        }
+        self.complete(sqid, cid, permit, status, 0);
+    }
+
+    /// Hands a request of the command `tag`, which has several, to the namespace at `index`. `part` numbers them.
+    pub(crate) fn submit(&mut self, index: usize, (tag, part): (u64, u32), operation: Operation, range: (u64, u64)) {
+        let (offset, len) = range;
+        let tag = tag | u64::from(part) << 32;
+        let mut request = Request { tag, operation, offset, len, segments: Segments::default() };
+        if let Submitted::Done(result) = self.hand_over(index, &mut request) {
+            self.finish_part(Completion { request, result });
+        }
+    }
+
+    /// Gives a request to the backend, or lets it wait there where others do.
+    #[inline]
+    fn hand_over(&mut self, index: usize, request: &mut Request) -> Submitted {
+        let namespace = &mut self.namespaces[index];
+        let submitted = if namespace.backlog.is_empty() { namespace.queue.submit(request) } else { Submitted::Full };
+        match submitted {
+            Submitted::Done(_) => {}
+            Submitted::Queued => namespace.at_work = true,
+            Submitted::Full => {
+                namespace.backlog.push_back(request.take());
                 self.congested = true;
             }
+        }
+        submitted
+    }
+
+    /// The tag that [`Engine::open`] will give.
+    #[inline]
+    fn next_tag(&self) -> u64 {
+        self.free.last().map_or(self.commands.len() as u64, |i| u64::from(*i))
+    }
+
+    /// Counts what a request has moved.
+    #[inline]
+    fn count(&mut self, sqid: u16, operation: Operation, bytes: u64, result: Result<(), BlockError>) {
+        let counters = self.counters.queue(sqid);
+        match operation {
+            Operation::Read if result.is_ok() => {
+                counters.read_bytes += bytes;
+                self.reads += 1;
+            }
+            Operation::Write { .. } if result.is_ok() => {
+                counters.write_bytes += bytes;
+                self.writes += 1;
+            }
+            _ => {}
         }
     }
 
@@ -85,7 +144,7 @@ impl Engine {
             if self.namespaces[index].capabilities.volatile_cache {
                 let tag = self.open_for(Owner::Internal, 0, 0, 1);
                 self.flushing += 1;
-                self.submit(index, (tag, 0), Operation::Flush, (0, 0), Segments::default());
+                self.submit(index, (tag, 0), Operation::Flush, (0, 0));
             }
         }
     }
@@ -95,13 +154,20 @@ impl Engine {
         self.flushing > 0
     }
 
-    /// Collects what the backends have done, and says whether that was anything.
-    pub(crate) fn collect(&mut self) -> bool {
+    /// Collects what the backends have done, and says whether that was anything. After a sleep all are asked, since their
+    /// descriptors may have ended it without a reason.
+    pub(crate) fn collect(&mut self, after_sleep: bool) -> bool {
         let mut worked = false;
         let mut done = std::mem::take(&mut self.done);
         for i in 0..self.namespaces.len() {
-            // Also with nothing in flight: the poll that finds nothing is what silences the queue's descriptor.
-            worked |= self.namespaces[i].queue.poll(&mut |completion| done.push(completion)) > 0;
+            let namespace = &mut self.namespaces[i];
+            if !namespace.at_work && !after_sleep {
+                continue;
+            }
+            let found = namespace.queue.poll(&mut |completion| done.push(completion));
+            // Once more with nothing in flight: the poll that finds nothing is what silences the queue's descriptor.
+            namespace.at_work = found > 0 || namespace.queue.in_flight() > 0;
+            worked |= found > 0;
             for completion in done.drain(..) {
                 self.finish_part(completion);
             }
@@ -118,11 +184,11 @@ impl Engine {
 
     fn resubmit(&mut self, index: usize) -> bool {
         let mut worked = false;
-        while let Some(request) = self.namespaces[index].backlog.pop_front() {
-            match self.namespaces[index].queue.submit(request) {
-                Submitted::Done(completion) => self.finish_part(completion),
-                Submitted::Queued => {}
-                Submitted::Full(request) => {
+        while let Some(mut request) = self.namespaces[index].backlog.pop_front() {
+            match self.namespaces[index].queue.submit(&mut request) {
+                Submitted::Done(result) => self.finish_part(Completion { request, result }),
+                Submitted::Queued => self.namespaces[index].at_work = true,
+                Submitted::Full => {
                     self.namespaces[index].backlog.push_front(request);
                     self.congested = true;
                     break;
@@ -153,7 +219,7 @@ impl Engine {
     /// Starts what this turn has submitted.
     pub(crate) fn kick(&mut self) {
         for namespace in &mut self.namespaces {
-            if namespace.queue.in_flight() > 0 {
+            if namespace.at_work {
                 namespace.queue.kick();
             }
         }
@@ -165,11 +231,11 @@ impl Engine {
         let Request { tag, operation, segments, .. } = request;
         let bytes = segments.bytes() as u64;
         #[allow(clippy::cast_possible_truncation)] // The lower half is the command, the upper one the part.
-        let index = tag as u32;
+        let index = (tag & TAG_MASK) as u32;
         let Some(command) = self.commands.get_mut(index as usize) else { return };
         // Requests without data have lists without memory, which are not worth keeping. One of an old map must let it go:
         // somebody may wait for that.
-        if matches!(operation, Operation::Read | Operation::Write { .. }) {
+        if operation.has_data() {
             let mut segments = segments;
             if command.epoch == self.epoch {
                 segments.clear();
@@ -178,26 +244,15 @@ impl Engine {
             }
             self.lists.push(segments);
         }
-        match result {
-            Ok(()) => {
-                if let Owner::Host { sqid, .. } = command.owner {
-                    let counters = self.counters.queue(sqid);
-                    match operation {
-                        Operation::Read => {
-                            counters.read_bytes += bytes;
-                            self.reads += 1;
-                        }
-                        Operation::Write { .. } => {
-                            counters.write_bytes += bytes;
-                            self.writes += 1;
-                        }
-                        _ => {}
-                    }
-                }
-            }
-            Err(error) if command.status.is_success() => command.status = status_of(error),
-            Err(_) => {}
+        if let Err(error) = result
+            && command.status.is_success()
+        {
+            command.status = status_of(error);
         }
+        if let Owner::Host { sqid, .. } = command.owner {
+            self.count(sqid, operation, bytes, result);
+        }
+        let Some(command) = self.commands.get_mut(index as usize) else { return };
         command.parts = command.parts.saturating_sub(1);
         if command.parts > 0 {
             return;

@@ -133,10 +133,10 @@ impl GatedDisk {
     }
 }
 
-fn carry_out(ram: &RamDevice, request: Request) -> Completion {
-    match ram.open_queue(1).unwrap().submit(request) {
-        Submitted::Done(completion) => completion,
-        Submitted::Queued | Submitted::Full(_) => unreachable!("RAM completes at once"),
+fn carry_out(ram: &RamDevice, mut request: Request) -> Completion {
+    match ram.open_queue(1).unwrap().submit(&mut request) {
+        Submitted::Done(result) => Completion { request, result },
+        Submitted::Queued | Submitted::Full => unreachable!("RAM completes at once"),
     }
 }
 
@@ -157,19 +157,21 @@ impl BlockDevice for GatedDisk {
 struct GatedQueue(GatedDisk);
 
 impl BlockQueue for GatedQueue {
-    fn submit(&mut self, request: Request) -> Submitted {
-        if let Err(error) = self.0.0.capabilities.check(&request) {
-            return Submitted::Done(Completion { request, result: Err(error) });
+    fn submit(&mut self, request: &mut Request) -> Submitted {
+        if let Err(error) = self.0.0.capabilities.check(request) {
+            return Submitted::Done(Err(error));
         }
         let mut inner = self.0.inner();
         if inner.held.len() + inner.done.len() >= inner.room {
-            return Submitted::Full(request);
+            return Submitted::Full;
         }
         inner.seen.push(request.operation);
         if inner.open {
-            return Submitted::Done(carry_out(&self.0.0.ram, request));
+            let Completion { request: back, result } = carry_out(&self.0.0.ram, request.take());
+            *request = back;
+            return Submitted::Done(result);
         }
-        inner.held.push(request);
+        inner.held.push(request.take());
         Submitted::Queued
     }
 
