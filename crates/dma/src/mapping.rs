@@ -9,7 +9,7 @@ use std::{
 use rustix::{
     fs::{FileType, MemfdFlags, fstat, fstatfs, ftruncate, memfd_create},
     io::Errno,
-    mm::{MapFlags, ProtFlags, mmap, munmap},
+    mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap},
 };
 
 use crate::{Window, sigbus};
@@ -46,6 +46,8 @@ pub struct Mapping {
     skip: usize,
     len: usize,
     protection: Protection,
+    /// Of this process alone; see [`Mapping::new_private`].
+    private: bool,
     watch: sigbus::Watch,
 }
 
@@ -100,6 +102,7 @@ impl Mapping {
             skip: usize::try_from(offset - start).map_err(|_| Errno::NOMEM)?,
             len: usize::try_from(len).map_err(|_| Errno::NOMEM)?,
             protection,
+            private: false,
             watch: sigbus::Watch::new(base.as_ptr() as usize, mapped),
         }))
     }
@@ -115,6 +118,39 @@ impl Mapping {
         ftruncate(&fd, len)?;
         let mapping = Self::of_file(fd.as_fd(), 0, len, Protection::READ_WRITE)?;
         Ok((mapping, fd))
+    }
+
+    /// New zeroed memory of `len` bytes (rounded up to pages) that only this process can reach, in huge pages where the system
+    /// has them for the asking. Pages are taken when they are first written.
+    ///
+    /// # Errors
+    /// What mmap says.
+    pub fn new_private(len: u64) -> Result<Arc<Self>, Errno> {
+        let len = len.max(1).checked_next_multiple_of(MIN_PAGE).ok_or(Errno::INVAL)?;
+        let len = usize::try_from(len).map_err(|_| Errno::NOMEM)?;
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: a new mapping at an address of the kernel's choice aliases no Rust object.
+        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, prot, flags)? };
+        // SAFETY: the range was just mapped; the advice changes no content. It is refused where there are no huge pages.
+        let _ = unsafe { madvise(base, len, Advice::LinuxHugepage) };
+        let base = NonNull::new(base.cast::<u8>()).ok_or(Errno::NOMEM)?;
+        let watch = sigbus::Watch::new(base.as_ptr() as usize, len);
+        Ok(Arc::new(Self { base, mapped: len, skip: 0, len, protection: Protection::READ_WRITE, private: true, watch }))
+    }
+
+    /// Gives the pages of a range of private memory back to the system; they read as zeros from then on.
+    ///
+    /// # Errors
+    /// `EINVAL` when the memory is not private, or the range is not inside it or not of whole pages ([`MIN_PAGE`]).
+    pub fn release(&self, offset: usize, len: usize) -> Result<(), Errno> {
+        let page = usize::try_from(MIN_PAGE).unwrap_or(4096);
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        if !self.private || !inside || !(offset | len).is_multiple_of(page) {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the range is inside our own mapping, which is reached through atomics, opaque copies and the kernel only;
+        // that its bytes become zeros is a write like any other to those.
+        unsafe { madvise(self.at(offset).as_ptr().cast(), len, Advice::LinuxDontNeed) }
     }
 
     /// Size in bytes.
@@ -158,5 +194,31 @@ impl Drop for Mapping {
         // SAFETY: base and mapped are what mmap returned, and nobody else holds the value: the last `Arc` is being dropped.
         // An error leaves the memory mapped, which harms nobody.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.mapped) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn released_pages_of_private_memory_read_as_zeros_and_their_neighbours_stay() {
+        let memory = Mapping::new_private(4 << 20).unwrap();
+        let window = memory.window();
+        window.write(0, &vec![7; 4 << 20]).unwrap();
+        memory.release(4096, 8192).unwrap();
+        let mut bytes = vec![1; 16384];
+        window.read(0, &mut bytes).unwrap();
+        assert!(bytes[..4096].iter().all(|b| *b == 7) && bytes[12288..].iter().all(|b| *b == 7));
+        assert!(bytes[4096..12288].iter().all(|b| *b == 0));
+        for (offset, len) in [(1, 4096), (0, 100), (4 << 20, 4096), (usize::MAX - 4095, 4096), (0, 8 << 20)] {
+            assert_eq!(memory.release(offset, len), Err(Errno::INVAL), "{offset}+{len}");
+        }
+    }
+
+    #[test]
+    fn shared_memory_is_not_released_behind_its_owners_back() {
+        let (memory, _fd) = Mapping::new_shared("shared", 8192).unwrap();
+        assert_eq!(memory.release(0, 4096), Err(Errno::INVAL));
     }
 }
