@@ -394,3 +394,50 @@ fn a_full_filesystem_is_said_to_be_full() {
         fs::remove_file(path).unwrap();
     }
 }
+
+/// A file in memory, full of this byte.
+fn file_in_memory(byte: u8) -> (OwnedFd, String) {
+    let memory = memfd_create("whole", MemfdFlags::CLOEXEC).unwrap();
+    rustix::io::pwrite(&memory, &vec![byte; 1 << 20], 0).unwrap();
+    let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+    (memory, path)
+}
+
+#[test]
+fn a_file_in_memory_without_holes_says_what_the_file_says() {
+    dma::sigbus::install();
+    let (memory, path) = file_in_memory(7);
+    let mut queue = FileDevice::open(&path, DEFAULT).unwrap().open_queue(4).unwrap();
+    let guest = Guest::new();
+    let mut go = |operation, offset, len: u64, segments| run(&mut *queue, operation, offset, len, segments);
+    guest.write(0, &[9; 8192]);
+    assert_eq!(go(Operation::Write { fua: true }, 4096, 8192, guest.segments(&[(0, 4096), (4096, 4096)])), Ok(()));
+    let mut bytes = [0; 16384];
+    rustix::io::pread(&memory, &mut bytes, 0).unwrap();
+    assert!(bytes[..4096].iter().all(|b| *b == 7) && bytes[4096..12288].iter().all(|b| *b == 9) && bytes[12288] == 7);
+    rustix::io::pwrite(&memory, &[3; 512], 512).unwrap();
+    assert_eq!(go(Operation::Read, 512, 512, guest.segments(&[(100, 512)])), Ok(()));
+    assert_eq!(guest.read(100, 512), [3; 512]);
+    // After this there are holes, and no look at one may fill it.
+    assert_eq!(go(Operation::Discard, 0, MIB, Segments::default()), Ok(()));
+    assert_eq!(go(Operation::Read, 0, 8192, guest.segments(&[(0, 8192)])), Ok(()));
+    assert_eq!(guest.read(0, 8192), vec![0; 8192]);
+    assert_eq!(rustix::fs::fstat(&memory).unwrap().st_blocks, 0);
+}
+
+#[test]
+fn a_file_in_memory_that_is_cut_short_is_an_error_and_no_crash() {
+    dma::sigbus::install();
+    let (memory, path) = file_in_memory(7);
+    let mut queue = FileDevice::open(&path, DEFAULT).unwrap().open_queue(4).unwrap();
+    let guest = Guest::new();
+    ftruncate(&memory, 65536).unwrap();
+    let mut go = |operation, offset, segments| run(&mut *queue, operation, offset, 4096, segments);
+    assert_eq!(go(Operation::Read, 131_072, guest.segments(&[(0, 4096)])), Err(BlockError::ReadFault));
+    assert_eq!(go(Operation::Read, 4096, guest.segments(&[(0, 4096)])), Ok(()));
+    assert_eq!(guest.read(0, 4096), vec![7; 4096]);
+    // As for every file: writing there makes it grow again.
+    assert_eq!(go(Operation::Write { fua: false }, 131_072, guest.segments(&[(0, 4096)])), Ok(()));
+    assert_eq!(go(Operation::Read, 131_072, guest.segments(&[(4096, 4096)])), Ok(()));
+    assert_eq!(guest.read(4096, 4096), vec![7; 4096]);
+}

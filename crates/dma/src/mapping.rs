@@ -173,6 +173,12 @@ impl Mapping {
         self.watch.is_torn()
     }
 
+    /// Whether a page that is lost is answered by the handler of [`crate::sigbus`], if that is installed: there is room for so
+    /// many mappings only.
+    pub fn is_watched(&self) -> bool {
+        self.watch.is_there()
+    }
+
     /// The whole mapping as one [`Window`].
     pub fn window(self: &Arc<Self>) -> Window {
         let mut window = Window::empty();

@@ -55,6 +55,10 @@ impl Watch {
         Self(None)
     }
 
+    pub(crate) fn is_there(&self) -> bool {
+        self.0.is_some()
+    }
+
     pub(crate) fn is_torn(&self) -> bool {
         self.0.is_some_and(|i| TABLE[i].torn.load(Ordering::Relaxed))
     }
@@ -68,9 +72,15 @@ impl Watch {
     }
 }
 
+static ONCE: Once = Once::new();
+
+/// Whether [`install`] was called.
+pub fn is_installed() -> bool {
+    ONCE.is_completed()
+}
+
 /// Installs the handler, once a process. Programs call it at start; libraries leave it to them.
 pub fn install() {
-    static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // SAFETY: an all-zero sigaction is a valid value of this C struct.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };

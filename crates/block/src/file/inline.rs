@@ -23,6 +23,9 @@ impl BlockQueue for InlineQueue {
         if let Some(result) = self.shared.answer(request) {
             return Submitted::Done(result);
         }
+        if let Some(result) = self.shared.mapped.as_ref().and_then(|mapped| mapped.carry_out(request)) {
+            return Submitted::Done(result);
+        }
         self.slot.start(&self.shared, request.take());
         let result = threads::run(&self.shared, &mut self.slot, || false);
         let Completion { request: back, result } = self.slot.take(result);

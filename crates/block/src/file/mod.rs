@@ -13,10 +13,12 @@
 //!
 //! # Three engines
 //! [`Engine::Uring`] submits in batches and never blocks; [`Engine::Threads`] does the same with a few threads for hosts and
-//! containers where io_uring is forbidden. [`Engine::Inline`] makes each call in `submit`, which pays for files in memory.
+//! containers where io_uring is forbidden. [`Engine::Inline`] makes each call in `submit`, which pays for files in memory; of those without holes it copies the pages
+//! without a call.
 
 mod error;
 mod inline;
+mod mapped;
 mod open;
 mod probe;
 mod slot;
@@ -167,6 +169,8 @@ struct Shared {
     block_device: bool,
     /// A file on tmpfs.
     in_memory: bool,
+    /// Its pages, for the inline engine.
+    mapped: Option<mapped::MappedFile>,
     capabilities: Capabilities,
     write_cache: bool,
     /// Alignment of memory addresses for direct I/O, a power of two.

@@ -13,7 +13,7 @@ use std::{
 
 use rustix::fs::{SeekFrom, seek};
 
-use super::{Direct, FileOptions, OpenError, Shared, probe, sys};
+use super::{Direct, FileOptions, OpenError, Shared, mapped::MappedFile, probe, sys};
 use crate::Capabilities;
 
 pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Shared, OpenError> {
@@ -75,10 +75,13 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Shared, OpenErr
         discard_granularity: limits.discard_granularity,
         preferred_write: limits.preferred_write,
     };
+    let in_memory = !block_device && probe::is_in_memory(fd.as_fd());
+    let mapped = if in_memory { MappedFile::new(fd.as_fd(), size, options.read_only) } else { None };
     Ok(Shared {
         path: path.into(),
         block_device,
-        in_memory: !block_device && probe::is_in_memory(fd.as_fd()),
+        in_memory,
+        mapped,
         fd,
         capabilities,
         write_cache: options.write_cache,
