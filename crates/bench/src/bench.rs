@@ -105,6 +105,10 @@ impl<T: Target> Bench<T> {
         Self { transport, target, cores }
     }
 
+    pub(crate) fn transport(&self) -> Arc<dyn Transport> {
+        self.transport.clone()
+    }
+
     /// The device, as it was given.
     pub fn target(&mut self) -> &mut T {
         &mut self.target

@@ -40,6 +40,7 @@ mod job;
 mod latency;
 pub mod limit;
 mod machine;
+mod precondition;
 mod report;
 pub mod table;
 mod verify;

@@ -78,9 +78,12 @@ fn check(args: &BenchArgs) -> Result<(), Failure> {
     if args.limit && args.completion == CompletionArg::Interrupt {
         return Err(Failure::usage("--limit: the bare protocol polls; leave --completion interrupt away".to_owned()));
     }
-    if args.verify && matches!(args.disk, None | Some(DiskSpec::Null { .. })) && !is_socket(args) {
-        let why = "a null disk keeps nothing that could be verified; name another, such as ram:256M";
-        return Err(Failure::usage(format!("--verify: {why}")));
+    let null = matches!(args.disk, None | Some(DiskSpec::Null { .. })) && !is_socket(args);
+    for (option, given) in [("--verify", args.verify), ("--precondition", args.precondition)] {
+        if null && given {
+            let why = "a null disk keeps nothing; name another, such as ram:256M";
+            return Err(Failure::usage(format!("{option}: {why}")));
+        }
     }
     Ok(())
 }
@@ -237,6 +240,13 @@ fn rows(
     stop: &AtomicBool,
     report: &mut Report,
 ) -> Result<(), Failure> {
+    if args.precondition {
+        let bar = bar(1);
+        bar.set_message("writing the disk");
+        let written = bench.precondition(workload, stop, &mut |progress| bar.set_position(steps(progress.fraction)));
+        bar.finish_and_clear();
+        written.map_err(|error| Failure::runtime(format!("--precondition: {error}")))?;
+    }
     let bar = bar(points.len());
     for (index, point) in points.iter().enumerate() {
         if stop.load(Ordering::Relaxed) {

@@ -183,6 +183,11 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "MODE")]
     pub(crate) poll: Option<Poll>,
 
+    /// Write the disk once, from start to end, before the first row: blocks that were never written are cheaper to read.
+    /// Whatever is on the disk is lost.
+    #[arg(long)]
+    pub(crate) precondition: bool,
+
     /// Also measure the bare protocol (SQE, tail, EventIdx and CQE between two threads, with nothing behind them) before and
     /// after each row with one job and no registers, and print what part of it driver and device reach.
     #[arg(long)]
