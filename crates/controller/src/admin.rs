@@ -44,9 +44,7 @@ impl Controller {
         if data.len() > MAX_TRANSFER {
             return Err(INVALID_FIELD);
         }
-        let list = self.engine.map(sqe, data.len(), Access::Write)?;
-        let sent = list.write(0, data).map_err(|_| Status::DATA_TRANSFER_ERROR.with_dnr());
-        self.engine.recycle(list);
-        sent
+        self.engine.map(sqe, data.len(), Access::Write)?;
+        self.engine.request.segments.write(0, data).map_err(|_| Status::DATA_TRANSFER_ERROR.with_dnr())
     }
 }

@@ -4,7 +4,7 @@ mod requests;
 
 use std::sync::Arc;
 
-use block::Completion;
+use block::{Completion, Operation, Request};
 use dma::{Access, MemoryMap, Segments};
 use doorbell::{Armed, Permit};
 use nvme::{
@@ -108,7 +108,9 @@ pub(crate) struct Engine {
     pub(crate) write_cache: bool,
     commands: Vec<Command>,
     free: Vec<u32>,
-    /// Lists that wait to be used again.
+    /// The request that is made up now; its list stays for the next one unless the backend takes it along.
+    pub(crate) request: Request,
+    /// Lists that came back from backends.
     lists: Vec<Segments>,
     /// For reading PRP lists.
     scratch: Segments,
@@ -144,6 +146,7 @@ impl Engine {
             write_cache: true,
             commands: Vec::new(),
             free: Vec::new(),
+            request: Request { tag: 0, operation: Operation::Flush, offset: 0, len: 0, segments: Segments::default() },
             lists: Vec::new(),
             scratch: Segments::default(),
             done: Vec::new(),
@@ -354,7 +357,7 @@ impl Engine {
         for qid in 0..=u16::try_from(self.sqs.len().saturating_sub(1)).unwrap_or(u16::MAX) {
             self.attach(qid);
         }
-        for list in self.lists.iter_mut().chain([&mut self.scratch]) {
+        for list in self.lists.iter_mut().chain([&mut self.scratch, &mut self.request.segments]) {
             list.release();
         }
     }

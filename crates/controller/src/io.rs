@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use block::Operation;
-use dma::{Access, Segments};
+use dma::Access;
 use doorbell::Permit;
 use nvme::{
     NSID_BROADCAST, NvmOpcode, Status, SubmissionQueueEntry,
@@ -140,9 +140,9 @@ fn transfer(
             Operation::Write { fua: e.durable(rw.fua) }
         }
     };
-    let list = e.map(sqe, bytes, access).map_err(|status| Refused { status, lba: rw.slba })?;
+    e.map(sqe, bytes, access).map_err(|status| Refused { status, lba: rw.slba })?;
     let Some(permit) = permit.take() else { return Ok(Started::Done) };
-    e.start(index, (sqid, sqe, permit), rw.slba, operation, (offset, len), list);
+    e.start(index, (sqid, sqe, permit), rw.slba, operation, (offset, len));
     Ok(Started::Submitted)
 }
 
@@ -201,7 +201,7 @@ pub(crate) fn write_zeroes(
     e.check_writable(index)?;
     let operation = Operation::WriteZeroes { may_unmap: zeroes.deac, fua: e.durable(zeroes.fua) };
     let Some(permit) = permit.take() else { return Ok(Started::Done) };
-    e.start(index, (sqid, sqe, permit), zeroes.slba, operation, range, Segments::default());
+    e.start(index, (sqid, sqe, permit), zeroes.slba, operation, range);
     Ok(Started::Submitted)
 }
 
@@ -221,10 +221,8 @@ pub(crate) fn dataset_management(
     let mut ranges = [DsmRange::new_zeroed(); DatasetManagement::MAX_RANGES];
     let ranges = &mut ranges[..command.ranges()];
     let bytes = ranges.as_mut_bytes();
-    let list = e.map(sqe, bytes.len(), Access::Read)?;
-    let copied = list.read(0, bytes).map_err(|_| Status::DATA_TRANSFER_ERROR.with_dnr());
-    e.recycle(list);
-    copied?;
+    e.map(sqe, bytes.len(), Access::Read)?;
+    e.request.segments.read(0, bytes).map_err(|_| Status::DATA_TRANSFER_ERROR.with_dnr())?;
     // All ranges are checked before the first is given up.
     let mut parts = 0;
     for range in ranges.iter() {

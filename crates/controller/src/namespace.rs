@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, fmt, io, sync::Arc};
 
-use block::{BlockDevice, BlockQueue, Capabilities, Request};
+use block::{BlockDevice, BlockQueue, Capabilities, Request, Submitted};
 
 /// Requests that one namespace may have with its backend at a time.
 const BACKEND_DEPTH: usize = 1024;
@@ -32,6 +32,18 @@ impl fmt::Debug for Namespace {
 }
 
 impl Namespace {
+    /// Gives a request to the backend, or lets it wait here where others do or there is no room.
+    #[inline]
+    pub(crate) fn hand_over(&mut self, request: &mut Request) -> Submitted {
+        let submitted = if self.backlog.is_empty() { self.queue.submit(request) } else { Submitted::Full };
+        match submitted {
+            Submitted::Done(_) => {}
+            Submitted::Queued => self.at_work = true,
+            Submitted::Full => self.backlog.push_back(request.take()),
+        }
+        submitted
+    }
+
     /// Opens the device. Its identifiers follow from the controller's serial number and the NSID.
     pub(crate) fn open(device: &Arc<dyn BlockDevice>, serial: &str, nsid: u32) -> io::Result<Self> {
         let capabilities = device.capabilities();

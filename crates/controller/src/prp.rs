@@ -8,7 +8,7 @@ use nvme::Status;
 /// Entries of a list that are read at a time.
 const CHUNK: usize = 64;
 
-/// Appends the `len` bytes that PRP1 and PRP2 describe to `out`. `page` is the host's page size in bytes.
+/// Appends the `len` bytes that PRP1 and PRP2 describe to `out`. `page` is the host's page size in bytes, a power of two.
 ///
 /// PRP1 may have any dword offset in its page; PRP2 is a page, or a list that starts at any qword; list entries are whole
 /// pages; the last entry of a list page points to the next list when more than one page is still to come.
@@ -30,7 +30,7 @@ pub(crate) fn map(
     if prp1 & 3 != 0 {
         return Err(Status::INVALID_PRP_OFFSET.with_dnr());
     }
-    let first = usize::try_from(page - prp1 % page).map_or(len, |n| n.min(len));
+    let first = usize::try_from(page - (prp1 & (page - 1))).map_or(len, |n| n.min(len));
     out.push(memory, prp1, first, access).map_err(fault)?;
     let left = len - first;
     if left == 0 {
@@ -39,7 +39,7 @@ pub(crate) fn map(
     if left as u64 > page {
         return list(memory, page, prp2, left, access, out, scratch);
     }
-    if !prp2.is_multiple_of(page) {
+    if prp2 & (page - 1) != 0 {
         return Err(Status::INVALID_PRP_OFFSET.with_dnr());
     }
     out.push(memory, prp2, left, access).map_err(fault)
@@ -65,7 +65,7 @@ fn list(
     loop {
         // Entries from here to the end of the list's page, and those that the data needs. Only the first list may start
         // inside a page, even at its last qword; every later one is a whole page and uses up data, so the loop ends.
-        let in_page = usize::try_from((page - at % page) / 8).map_err(|_| Status::INTERNAL_ERROR)?;
+        let in_page = usize::try_from((page - (at & (page - 1))) / 8).map_err(|_| Status::INTERNAL_ERROR)?;
         let needed = left.div_ceil(step);
         let chained = needed > in_page;
         let data = if chained { in_page - 1 } else { needed };
@@ -77,7 +77,7 @@ fn list(
             read(at.wrapping_add(done as u64 * 8), raw)?;
             for entry in raw.as_chunks::<8>().0 {
                 let entry = u64::from_le_bytes(*entry);
-                if !entry.is_multiple_of(page) {
+                if entry & (page - 1) != 0 {
                     return Err(Status::INVALID_PRP_OFFSET.with_dnr());
                 }
                 let bytes = left.min(step);
@@ -92,7 +92,7 @@ fn list(
         let mut raw = [0; 8];
         read(at.wrapping_add(data as u64 * 8), &mut raw)?;
         at = u64::from_le_bytes(raw);
-        if !at.is_multiple_of(page) {
+        if at & (page - 1) != 0 {
             return Err(Status::INVALID_PRP_OFFSET.with_dnr());
         }
     }

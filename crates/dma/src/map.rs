@@ -84,6 +84,22 @@ pub struct MemoryMap {
 }
 
 impl MemoryMap {
+    /// The mapping and the offset in it of a range that lies in one piece, as nearly all do; `None` for all others, which
+    /// [`MemoryMap::pieces`] sorts out.
+    #[inline]
+    pub(crate) fn one_piece(&self, iova: u64, len: usize, access: Access) -> Option<(&Arc<Mapping>, usize)> {
+        let range = self.find(iova)?;
+        let mapping = range.mapping.as_ref()?;
+        let allowed = match access {
+            Access::Read => range.protection.read,
+            Access::Write => range.protection.write,
+        };
+        // A range is never longer than its mapping, whose size is a usize.
+        let offset = usize::try_from(iova - range.iova).ok()?;
+        (allowed && len <= mapping.len() - offset).then_some((mapping, offset))
+    }
+
+    #[inline]
     fn find(&self, iova: u64) -> Option<&Range> {
         let i = self.ranges.partition_point(|r| r.last < iova);
         self.ranges.get(i).filter(|r| r.iova <= iova)

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    Access, Fault, MemoryMap, Window,
+    Access, Fault, Mapping, MemoryMap, Window,
     window::{copy, forget_memory},
 };
 
@@ -38,6 +38,12 @@ impl Segments {
         self.bytes = 0;
     }
 
+    /// Whether it is as new: without an allocation and without a hold on a map.
+    #[inline]
+    pub fn is_released(&self) -> bool {
+        self.list.capacity() == 0 && self.keep.is_none()
+    }
+
     /// Forgets the pieces and lets the memory map go.
     pub fn release(&mut self) {
         self.clear();
@@ -57,14 +63,21 @@ impl Segments {
             self.keep = Some(map.clone());
         }
         let Self { list, bytes, .. } = self;
-        map.pieces(iova, len, access, |mapping, offset, len| {
+        let mut add = |mapping: &Mapping, offset: usize, len: usize| {
             let at = mapping.at(offset).as_ptr();
             match list.last_mut() {
                 Some(last) if last.iov_base.cast::<u8>().wrapping_add(last.iov_len) == at => last.iov_len += len,
                 _ => list.push(libc::iovec { iov_base: at.cast(), iov_len: len }),
             }
             *bytes += len;
-        })
+        };
+        if len > 0
+            && let Some((mapping, offset)) = map.one_piece(iova, len, access)
+        {
+            add(mapping, offset, len);
+            return Ok(());
+        }
+        map.pieces(iova, len, access, |mapping, offset, len| add(mapping, offset, len))
     }
 
     /// Total size in bytes.

@@ -32,32 +32,24 @@ impl Engine {
         }
     }
 
-    /// The guest memory that a command's PRPs describe; the list goes back through [`Engine::recycle`], or with a request.
+    /// Fills the list of [`Engine::request`] with the guest memory that a command's PRPs describe.
     ///
     /// # Errors
     /// See [`prp::map`].
     #[inline]
-    pub(crate) fn map(&mut self, sqe: &SubmissionQueueEntry, len: usize, access: Access) -> Result<Segments, Status> {
-        let mut list = self.lists.pop().unwrap_or_else(|| Segments::with_capacity(8));
-        let pointers = (sqe.prp1.get(), sqe.prp2.get());
-        match prp::map(&self.memory, self.page, pointers, len, access, &mut list, &mut self.scratch) {
-            Ok(()) => Ok(list),
-            Err(status) => {
-                self.recycle(list);
-                Err(status)
-            }
+    pub(crate) fn map(&mut self, sqe: &SubmissionQueueEntry, len: usize, access: Access) -> Result<(), Status> {
+        if self.request.segments.is_released() {
+            // The last one went away with its request.
+            self.request.segments = self.lists.pop().unwrap_or_else(|| Segments::with_capacity(8));
         }
-    }
-
-    /// Takes a list back.
-    #[inline]
-    pub(crate) fn recycle(&mut self, mut list: Segments) {
+        let list = &mut self.request.segments;
         list.clear();
-        self.lists.push(list);
+        let pointers = (sqe.prp1.get(), sqe.prp2.get());
+        prp::map(&self.memory, self.page, pointers, len, access, list, &mut self.scratch)
     }
 
-    /// Carries out a command that is one request, and completes it if that is possible at once: such a command needs no place
-    /// in the table.
+    /// Carries out a command that is one request, whose data [`Engine::map`] has found, and completes it if that is possible at
+    /// once: such a command needs no place in the table.
     #[inline]
     pub(crate) fn start(
         &mut self,
@@ -66,26 +58,33 @@ impl Engine {
         lba: u64,
         operation: Operation,
         (offset, len): (u64, u64),
-        segments: Segments,
     ) {
-        let mut request = Request { tag: self.next_tag(), operation, offset, len, segments };
-        let result = match self.hand_over(index, &mut request) {
-            Submitted::Done(result) => result,
-            Submitted::Queued | Submitted::Full => {
-                let tag = self.open(sqid, sqe, permit, lba, 1);
-                debug_assert_eq!(tag, self.namespaces[index].backlog.back().map_or(tag, |r| r.tag & TAG_MASK));
-                return;
-            }
+        let tag = self.next_tag();
+        let submitted = if operation.has_data() {
+            let Self { request, namespaces, .. } = self;
+            (request.tag, request.operation, request.offset, request.len) = (tag, operation, offset, len);
+            namespaces[index].hand_over(request)
+        } else {
+            // Without a hold on guest memory, which somebody may wait for.
+            let segments = Segments::default();
+            self.namespaces[index].hand_over(&mut Request { tag, operation, offset, len, segments })
+        };
+        let Submitted::Done(result) = submitted else {
+            self.congested |= submitted == Submitted::Full;
+            let opened = self.open(sqid, sqe, permit, lba, 1);
+            debug_assert_eq!(opened, tag);
+            return;
         };
         self.count(sqid, operation, len, result);
-        if operation.has_data() {
-            self.recycle(request.segments);
-        }
-        let status = result.map_or_else(status_of, |()| Status::SUCCESS);
         let cid = sqe.cid.get();
-        if !status.is_success() {
-            self.failures.push(Failure { sqid, cid, status, nsid: sqe.nsid.get(), lba });
-        }
+        let status = match result {
+            Ok(()) => Status::SUCCESS,
+            Err(error) => {
+                let status = status_of(error);
+                self.failures.push(Failure { sqid, cid, status, nsid: sqe.nsid.get(), lba });
+                status
+            }
+        };
         self.complete(sqid, cid, permit, status, 0);
     }
 
@@ -94,25 +93,11 @@ impl Engine {
         let (offset, len) = range;
         let tag = tag | u64::from(part) << 32;
         let mut request = Request { tag, operation, offset, len, segments: Segments::default() };
-        if let Submitted::Done(result) = self.hand_over(index, &mut request) {
-            self.finish_part(Completion { request, result });
+        match self.namespaces[index].hand_over(&mut request) {
+            Submitted::Done(result) => self.finish_part(Completion { request, result }),
+            Submitted::Queued => {}
+            Submitted::Full => self.congested = true,
         }
-    }
-
-    /// Gives a request to the backend, or lets it wait there where others do.
-    #[inline]
-    fn hand_over(&mut self, index: usize, request: &mut Request) -> Submitted {
-        let namespace = &mut self.namespaces[index];
-        let submitted = if namespace.backlog.is_empty() { namespace.queue.submit(request) } else { Submitted::Full };
-        match submitted {
-            Submitted::Done(_) => {}
-            Submitted::Queued => namespace.at_work = true,
-            Submitted::Full => {
-                namespace.backlog.push_back(request.take());
-                self.congested = true;
-            }
-        }
-        submitted
     }
 
     /// The tag that [`Engine::open`] will give.
