@@ -415,6 +415,8 @@ impl QueuePair {
                     continue;
                 }
                 std::thread::yield_now();
+                // On a busy machine it may be long until the polls are counted up.
+                self.look()?;
             }
             let left = deadline.map_or(WAIT_SLICE, |d| d.saturating_duration_since(Instant::now()));
             if left.is_zero() {

@@ -45,7 +45,7 @@ fn queue(entries: u32, change: impl FnOnce(&mut Fake)) -> (Arc<Cooperative<Fake>
 
 fn flush_once(device: &Device, queue: &mut QueuePair, tag: u64) -> Result<usize, Error> {
     queue.flush(&device.namespaces()[0], tag).unwrap();
-    queue.wait(Duration::from_millis(200), &mut |completion| assert_eq!(completion.ok(), Ok(())))
+    queue.wait(PATIENCE, &mut |completion| assert_eq!(completion.ok(), Ok(())))
 }
 
 #[test]
