@@ -10,9 +10,10 @@ use std::{
 
 use block::NullDevice;
 use controller::{Config, NvmeFunction};
+use pci::PollMode;
 use rustix::event::{EventfdFlags, eventfd};
 use shadowbell_driver::{Device, DoorbellPolicy, InProcess, Options, QueueOptions, Transport, VfioUser};
-use vfio_user::{ClientOptions, Control, Server, ServerOptions};
+use vfio_user::{ClientOptions, Control, Server, ServerOptions, Worker};
 
 fn function() -> NvmeFunction {
     let disk = Arc::new(NullDevice::new(1 << 40, 4096, false).unwrap());
@@ -60,10 +61,11 @@ fn measure(way: &str, transport: Arc<dyn Transport>) {
 fn main() {
     measure("in process", Arc::new(InProcess::spawn(function()).unwrap()));
     let path = std::env::temp_dir().join(format!("iops-{}.sock", std::process::id()));
-    let mut server = Server::bind(&path, ServerOptions::default()).unwrap();
+    let mut worker = Worker::new(PollMode::Auto);
+    worker.add(Server::bind(&path, ServerOptions::default()).unwrap(), function());
     let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     std::thread::scope(|scope| {
-        scope.spawn(|| server.run(&mut function(), &[stop.as_fd()], &mut |_, _| Control::Stop).unwrap());
+        scope.spawn(|| worker.run(&[stop.as_fd()], &mut |_, _| Control::Stop).unwrap());
         measure("socket", Arc::new(VfioUser::connect(&path, ClientOptions::default()).unwrap()));
         rustix::io::write(&stop, &1u64.to_ne_bytes()).unwrap();
     });
