@@ -141,7 +141,7 @@ impl Server {
 
     fn read_stats(&self) -> Result<Stats> {
         let text = fs::read_to_string(&self.stats_file).context(self.stats_file.display())?;
-        serde_json::from_str(&text).context("statistics file")
+        Stats::parse(&text).context("statistics file")
     }
 
     fn read_lines(&mut self) {

@@ -2,7 +2,13 @@
 
 use serde::Deserialize;
 
-/// All of it. Every number counts from the server's start.
+/// The whole file.
+#[derive(Debug, Deserialize)]
+struct AllStats {
+    devices: Vec<Stats>,
+}
+
+/// Those of one device. Every number counts from the server's start.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Stats {
@@ -10,6 +16,14 @@ pub(crate) struct Stats {
     pub(crate) queues: Vec<Queue>,
     /// Sum over the I/O queues.
     pub(crate) totals: Counters,
+}
+
+impl Stats {
+    /// Those of the first device; our servers have one.
+    pub(crate) fn parse(text: &str) -> serde_json::Result<Self> {
+        let all: AllStats = serde_json::from_str(text)?;
+        all.devices.into_iter().next().ok_or_else(|| serde::de::Error::custom("no device"))
+    }
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -80,10 +94,11 @@ mod tests {
 
     #[test]
     fn the_agreed_shape_is_read_and_unknown_members_are_ignored() {
-        let text = r#"{"device":{"shadow_doorbells":true,"doorbell_buffer_config":1,"resets":3,"x":1},
+        let text = r#"{"devices":[{"socket":"/tmp/a","serial":"S","device":{"shadow_doorbells":true,"doorbell_buffer_config":1,"resets":3,"x":1},
             "queues":[{"qid":1,"commands":10,"sq_doorbell_writes":9,"doorbell_writes_per_io":0.9,"interrupts":5}],
-            "totals":{"commands":10,"sq_doorbell_writes":9,"interrupts":5}}"#;
-        let stats: Stats = serde_json::from_str(text).unwrap();
+            "totals":{"commands":10,"sq_doorbell_writes":9,"interrupts":5}}]}"#;
+        let stats = Stats::parse(text).unwrap();
+        assert!(Stats::parse(r#"{"devices":[]}"#).is_err());
         assert!(stats.device.shadow_doorbells);
         assert_eq!((stats.queues[0].qid, stats.queues[0].counters.commands), (1, 10));
         assert!((stats.totals.per_io(stats.totals.sq_doorbell_writes) - 0.9).abs() < 1e-9);

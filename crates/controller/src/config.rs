@@ -5,8 +5,6 @@ use std::sync::Arc;
 use block::BlockDevice;
 use thiserror::Error;
 
-use crate::pacer::PollMode;
-
 /// PCI identity of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PciId {
@@ -53,8 +51,6 @@ pub struct Config {
     pub shadow_doorbells: bool,
     /// By which command it is.
     pub doorbell_command: DoorbellCommand,
-    /// What the controller's thread does while it has nothing to do.
-    pub poll: PollMode,
     /// The disks: namespace 1, 2, ...
     pub namespaces: Vec<Arc<dyn BlockDevice>>,
 }
@@ -104,7 +100,6 @@ impl Config {
             queue_entries: 1024,
             shadow_doorbells: true,
             doorbell_command: DoorbellCommand::default(),
-            poll: PollMode::default(),
             namespaces,
         }
     }

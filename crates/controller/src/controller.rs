@@ -21,7 +21,6 @@ use crate::{
     config::{Config, ConfigError},
     engine::{DSTRD, Engine, Failure, Fetch, Fetched, PREFETCH},
     namespace::Namespace,
-    pacer::Pacer,
     queue::{CompletionQueue, SubmissionQueue},
     registers::{RegisterEvent, Registers},
     stats::Report,
@@ -95,7 +94,6 @@ pub(crate) struct Controller {
     pub(crate) unsafe_shutdowns: u64,
     pub(crate) started: Instant,
     state: State,
-    pacer: Pacer,
     /// Commands that this turn has fetched.
     fetched: usize,
     /// The last call of [`Controller::prepare_wait`] allowed a sleep.
@@ -130,7 +128,6 @@ impl Controller {
             unsafe_shutdowns: 0,
             started: now,
             state: State::Disabled,
-            pacer: Pacer::new(config.poll),
             fetched: 0,
             asleep: false,
             look_after: FIRST_LOOK,
@@ -344,12 +341,12 @@ impl Controller {
     // ---- the turn of the loop ---------------------------------------------------------------------------------------
 
     /// Commands are carried out.
-    fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.state == State::Ready && self.engine.bus_master
     }
 
-    /// Does what there is to do, and says whether that was anything.
-    pub(crate) fn poll(&mut self) -> bool {
+    /// Does what there is to do, and says how many things that were, see [`pci::PciFunction::poll`].
+    pub(crate) fn poll(&mut self) -> usize {
         if self.asleep {
             self.awake_since = Instant::now();
         }
@@ -373,13 +370,12 @@ impl Controller {
         }
         self.raise_interrupts();
         if worked {
-            self.pacer.worked(std::mem::take(&mut self.fetched));
             if std::mem::take(&mut self.asleep) {
                 self.engine.counters.device.wakeups += 1;
             }
             self.look_after = FIRST_LOOK;
         }
-        worked
+        std::mem::take(&mut self.fetched).max(worked.into())
     }
 
     /// Carries out what one queue has, up to a batch.
@@ -474,9 +470,6 @@ impl Controller {
 
     /// Arms every queue, and says whether it is safe to sleep.
     pub(crate) fn prepare_wait(&mut self) -> Wait {
-        if self.is_running() && self.pacer.looks_again() {
-            return Wait::Busy;
-        }
         let mut shadow = false;
         if self.is_running() {
             // An event that waits for room in the admin CQ needs to hear of the head, as a command does.

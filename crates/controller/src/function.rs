@@ -161,8 +161,12 @@ impl PciFunction for NvmeFunction {
         self.controller.is_quiet()
     }
 
-    fn poll(&mut self) -> bool {
+    fn poll(&mut self) -> usize {
         self.controller.poll()
+    }
+
+    fn wants_polling(&self) -> bool {
+        self.controller.is_running()
     }
 
     fn prepare_wait(&mut self) -> Wait {

@@ -20,7 +20,7 @@ fn round(m: &mut Machine, prps: &[(u32, host::memory::Prps)]) -> u64 {
     let function = &mut m.function;
     let counted = allocation_counter::measure(|| {
         loop {
-            while function.poll() {}
+            while function.poll() > 0 {}
             if function.prepare_wait() != Wait::Busy {
                 break;
             }

@@ -34,11 +34,13 @@ pub enum Wait {
 /// ```text
 /// loop {
 ///     deliver accesses;
-///     if !function.poll() {
+///     if function.poll() == 0 {
 ///         match function.prepare_wait() { Busy => continue, Until(t) => sleep }
 ///     }
 /// }
 /// ```
+///
+/// An owner that expects more work soon polls some more before it arms; [`crate::Pacer`] says when that pays.
 ///
 /// Every argument that stems from a guest is hostile; no method panics on one.
 pub trait PciFunction {
@@ -80,10 +82,15 @@ pub trait PciFunction {
     /// No reset is running and no request is in flight.
     fn is_quiet(&self) -> bool;
 
-    /// Does what there is to do, without blocking, and says whether that was anything.
-    fn poll(&mut self) -> bool;
+    /// Does what there is to do, without blocking and not for long, and says how many things that were: each command that
+    /// was fetched is one; 0 is nothing at all.
+    fn poll(&mut self) -> usize;
 
-    /// Arms all wake-ups. Only after [`Wait::Until`] may the caller sleep, and only until its next call.
+    /// Polling may find work that nobody has told of otherwise: the device is set up, and has queues. While it says `false`,
+    /// arming is as good, and no thread may be kept awake for it.
+    fn wants_polling(&self) -> bool;
+
+    /// Arms all wake-ups, at once: whether to poll some more before is the caller's matter. Only after [`Wait::Until`] may the caller sleep, and only until its next call.
     fn prepare_wait(&mut self) -> Wait;
 
     /// Names the descriptors whose readability means work.

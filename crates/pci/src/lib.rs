@@ -5,7 +5,7 @@
 
 //!
 //! [`ConfigSpace`] and [`MsixTable`] are the parts of a function that any device needs: registers with a write mask for each
-//! bit, and the storage behind an MSI-X BAR.
+//! bit, and the storage behind an MSI-X BAR. [`Pacer`] decides for whoever polls functions when to stop and sleep.
 //!
 //! # Not done
 //! - Plain MSI, I/O BARs, expansion ROMs, extended capabilities.
@@ -18,6 +18,7 @@ mod config;
 mod function;
 mod interrupt;
 mod msix_table;
+mod pacer;
 
 pub use config::{
     CONFIG_SPACE_SIZE, ConfigError, ConfigEvents, ConfigSpace, ConfigSpaceBuilder, MsixLayout, PowerState,
@@ -25,3 +26,4 @@ pub use config::{
 pub use function::{Bar, PciFunction, Wait};
 pub use interrupt::{Interrupt, Interrupts};
 pub use msix_table::{MsixEntry, MsixTable};
+pub use pacer::{Pace, Pacer, PollMode};

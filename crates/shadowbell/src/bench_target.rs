@@ -11,8 +11,9 @@ use std::{
 };
 
 use clap::{Parser, ValueEnum};
-use controller::{Config, NvmeFunction, PollMode, Report};
+use controller::{Config, NvmeFunction, Report};
 use driver::{InProcess, Transport, VfioUser};
+use pci::PollMode;
 use rustix::process::{Pid, Signal, kill_process};
 use shadowbell_bench::{BenchError, DeviceCounters, Target};
 use vfio_user::ClientOptions;
@@ -111,13 +112,9 @@ impl Local {
         let mut config = Config::new("SBBENCH", vec![disk.open(&args)?]);
         config.io_queues = queues;
         config.queue_entries = entries;
-        config.poll = match poll {
-            None | Some(Poll::Auto) => PollMode::Auto,
-            Some(Poll::Always) => PollMode::Always,
-            Some(Poll::Never) => PollMode::Never,
-        };
         let function = NvmeFunction::new(config).map_err(|error| Failure::runtime(format!("disk {disk}: {error}")))?;
-        let transport = InProcess::spawn(function).map_err(|error| Failure::runtime(error.to_string()))?;
+        let poll = poll.map_or(PollMode::Auto, PollMode::from);
+        let transport = InProcess::spawn_with(function, poll).map_err(|error| Failure::runtime(error.to_string()))?;
         Ok(Self(Arc::new(transport)))
     }
 }
@@ -254,7 +251,8 @@ impl Target for Server {
         kill_process(self.pid(), Signal::USR1).map_err(|errno| failed(errno.into()))?;
         let text = self.wait_for("it writes no statistics", || fs::read(&path).ok())?;
         let report: serde_json::Value = serde_json::from_slice(&text).map_err(|error| failed(error.into()))?;
-        Ok(report.get("totals").and_then(counters))
+        // It serves one device.
+        Ok(report.pointer("/devices/0/totals").and_then(counters))
     }
 
     fn check(&mut self) -> Result<(), BenchError> {

@@ -4,8 +4,9 @@ use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use controller::{Config, PciId};
+use pci::PollMode;
 
-use crate::disk::DiskSpec;
+use crate::{device_args::DeviceArgs, disk::DiskSpec, worker_arg::WorkersArg};
 
 /// A virtual NVMe disk for QEMU and Cloud Hypervisor, in a process of its own.
 ///
@@ -25,27 +26,22 @@ pub(crate) enum Command {
     Identify(IdentifyArgs),
 }
 
-/// Serve disks to one virtual machine at a time over a vfio-user socket.
+/// Serve disks to virtual machines over vfio-user sockets.
 ///
-/// Each DISK becomes a namespace of one NVMe controller: the first is nvme0n1 in a Linux guest, the second nvme0n2, and
-/// so on. The exact arguments for the VMM are printed at start. SIGUSR1 prints statistics; SIGTERM or Ctrl-C ends the
-/// server cleanly.
+/// Each --socket is one NVMe controller, for one virtual machine at a time, and each DISK a namespace of it: the first is
+/// nvme0n1 in a Linux guest, the second nvme0n2, and so on. With several sockets, the disks of each follow it. The exact
+/// arguments for the VMM are printed at start. SIGUSR1 prints statistics; SIGTERM or Ctrl-C ends the server cleanly.
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES:\n  \
     shadowbell serve --socket /run/vm1.sock disk.img\n  \
     shadowbell serve --socket /run/vm1.sock --create 20G new.img\n  \
-    shadowbell serve --socket /tmp/fast.sock null:64G ram:1G\n\n\
+    shadowbell serve --socket /tmp/fast.sock null:64G ram:1G\n  \
+    shadowbell serve --workers 2-3 --socket /run/vm1.sock a.img b.img --socket /run/vm2.sock c.img\n\n\
     EXIT STATUS: 0 after a clean end, 1 when something could not be opened or failed, 2 for wrong arguments.\n\
     LOGS go to standard error; RUST_LOG=debug (or trace, warn, ...) says how many.")]
 pub(crate) struct ServeArgs {
-    /// What stands behind a namespace: a raw image or block device (a path), `null:SIZE` (drops writes, for benchmarks;
-    /// `null:SIZE,zeroes=on` reads as zeros), or `ram:SIZE`. Sizes take K, M, G, T (powers of 1024).
-    #[arg(value_name = "DISK", required = true)]
-    pub(crate) disks: Vec<DiskSpec>,
-
-    /// The socket for the VMM. Only its owner may connect; the file is removed at the end.
-    #[arg(long, value_name = "PATH")]
-    pub(crate) socket: PathBuf,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
 
     /// Refuse writes. Several servers may then share an image.
     #[arg(long)]
@@ -67,7 +63,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "MODE", default_value = "auto")]
     pub(crate) direct: DirectMode,
 
-    /// Serial number, up to 20 characters. Default: derived from the disks' paths, so that it stays the same.
+    /// Serial number of the one controller, up to 20 characters. Default: derived from the disks' paths, so that it stays the
+    /// same.
     #[arg(long, value_name = "TEXT")]
     pub(crate) serial: Option<String>,
 
@@ -96,10 +93,15 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) no_shadow: bool,
 
-    /// What to do while the guest is silent: `auto` polls for up to 50 us where that has paid lately, then sleeps; `always`
-    /// keeps a core busy; `never` does not poll.
+    /// What a worker does while its guests are silent: `auto` polls for up to 50 us where that has paid lately, then sleeps;
+    /// `always` keeps a core busy; `never` does not poll.
     #[arg(long, value_name = "MODE", default_value = "auto")]
     pub(crate) poll: Poll,
+
+    /// Threads that serve the devices, each its share of them: a number, or the CPUs on which one thread each is to run, as
+    /// in `0,2-3`; a single CPU is `cpu:3`. Default: one for each device, as far as there are CPUs.
+    #[arg(long, value_name = "N|CPULIST")]
+    pub(crate) workers: Option<WorkersArg>,
 
     /// Also write the statistics to this file, as JSON; it is replaced as a whole.
     #[arg(long, value_name = "PATH")]
@@ -359,6 +361,16 @@ pub(crate) enum Poll {
     Always,
     /// Sleep.
     Never,
+}
+
+impl From<Poll> for PollMode {
+    fn from(poll: Poll) -> Self {
+        match poll {
+            Poll::Auto => Self::Auto,
+            Poll::Always => Self::Always,
+            Poll::Never => Self::Never,
+        }
+    }
 }
 
 /// PCI identity and form of shadow doorbells.

@@ -4,12 +4,15 @@
 mod bench;
 mod bench_target;
 mod cli;
+mod crew;
+mod device_args;
 mod disk;
 mod identify;
 mod identify_fields;
 mod output;
 mod serve;
 mod signals;
+mod worker_arg;
 
 use std::process::ExitCode;
 

@@ -1,7 +1,7 @@
 //! What people and programs get to read: failures, the greeting, statistics.
 
 use std::{
-    fmt::Write as _,
+    fmt::{self, Write as _},
     io::{self, Write as _},
     path::Path,
     process::ExitCode,
@@ -29,8 +29,14 @@ impl Failure {
 
     /// Tells the user and gives the exit status.
     pub(crate) fn report(self) -> ExitCode {
-        let _ = writeln!(io::stderr(), "shadowbell: {}", self.message);
+        let _ = writeln!(io::stderr(), "shadowbell: {self}");
         ExitCode::from(self.code)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
     }
 }
 
@@ -55,11 +61,20 @@ pub(crate) fn human(bytes: u64) -> String {
     format!("{bytes} bytes")
 }
 
+/// The statistics of one device, with what tells it from the others.
+#[derive(Debug)]
+pub(crate) struct DeviceReport {
+    /// Path of its socket.
+    pub(crate) socket: String,
+    pub(crate) serial: String,
+    pub(crate) report: Report,
+}
+
 /// The statistics as a table.
-pub(crate) fn table(report: &Report) -> String {
+pub(crate) fn table(DeviceReport { socket, report, .. }: &DeviceReport) -> String {
     let device = &report.device;
     let mut text = format!(
-        "statistics: shadow doorbells {} (set up {} times, refused {}), {} enables, {} resets, {} wake-ups\n",
+        "statistics of {socket}: shadow doorbells {} (set up {} times, refused {}), {} enables, {} resets, {} wake-ups\n",
         if device.shadow_doorbells { "in use" } else { "not in use" },
         device.doorbell_buffer_config,
         device.doorbell_buffer_config_refused,
@@ -117,12 +132,19 @@ fn row(text: &mut String, name: &str, queue: &QueueReport) {
 }
 
 /// Replaces `path` by the statistics as JSON: whoever reads it sees the old file or the new one.
-pub(crate) fn write_json(path: &Path, report: &Report) -> Result<(), Failure> {
+pub(crate) fn write_json<'a>(path: &Path, reports: impl IntoIterator<Item = &'a DeviceReport>) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::runtime(format!("statistics file {}: {error}", path.display()));
     let mut name = path.file_name().ok_or_else(|| failed(io::ErrorKind::IsADirectory.into()))?.to_owned();
     name.push(format!(".{}.tmp", std::process::id()));
     let temporary = path.with_file_name(name);
-    let json = serde_json::to_vec_pretty(report).map_err(|error| failed(error.into()))?;
+    let devices = reports.into_iter().map(|DeviceReport { socket, serial, report }| {
+        let mut device = serde_json::to_value(report)?;
+        device["socket"] = socket.as_str().into();
+        device["serial"] = serial.as_str().into();
+        Ok(device)
+    });
+    let devices = devices.collect::<Result<Vec<_>, serde_json::Error>>().map_err(|error| failed(error.into()))?;
+    let json = format!("{:#}\n", serde_json::json!({ "devices": devices }));
     let written = std::fs::write(&temporary, json).and_then(|()| std::fs::rename(&temporary, path));
     written.map_err(|error| {
         let _ = std::fs::remove_file(&temporary);

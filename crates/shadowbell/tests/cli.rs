@@ -92,6 +92,16 @@ fn wrong_arguments_end_with_status_2_and_say_what_to_do() {
         (&["serve", "null:1G", "--pci-id", "nvme", "--socket", "/tmp/x"], "1234:dbdb"),
         (&["serve", "null:1G", "--write-cache", "maybe", "--socket", "/tmp/x"], "on, off"),
         (&["serve", "null:1G", "--read-only", "--create", "1G", "--socket", "/tmp/x"], "cannot be used with"),
+        (&["serve", "ram:1M", "--socket", "/tmp/x", "--socket", "/tmp/y", "ram:1M"], "disk ram:1048576 comes before"),
+        (&["serve", "--socket", "/tmp/x", "--socket", "/tmp/y", "ram:1M"], "no disk follows --socket /tmp/x"),
+        (&["serve", "--socket", "/tmp/x", "ram:1M", "--socket", "/tmp/x", "ram:1M"], "given twice"),
+        (
+            &["serve", "--socket", "/tmp/x", "ram:1M", "--socket", "/tmp/y", "ram:1M", "--serial", "S"],
+            "--serial is for one",
+        ),
+        (&["serve", "null:1G", "--socket", "/tmp/x", "--workers", "0"], "cpu:3"),
+        (&["serve", "null:1G", "--socket", "/tmp/x", "--workers", "1-"], "cpu:3"),
+        (&["serve", "null:1G", "--socket", "/tmp/x", "--workers", "cpu:1023"], "cannot run on CPU 1023"),
         (&["rattle"], "unrecognized subcommand"),
     ] {
         let (code, stderr) = fails(args);
@@ -173,11 +183,12 @@ fn signals_print_statistics_and_end_the_server_cleanly() {
     let mut serving = Serving::start(&["serve", "null:1G", "--socket", text(&socket), "--stats-file", text(&stats)]);
     let before = fs::read(&stats).unwrap();
     let json: serde_json::Value = serde_json::from_slice(&before).unwrap();
-    assert_eq!(json["device"]["shadow_doorbells"], false);
-    assert_eq!(json["totals"]["commands"], 0);
+    let device = &json["devices"][0];
+    assert_eq!((&device["device"]["shadow_doorbells"], &device["totals"]["commands"]), (&false.into(), &0.into()));
+    assert_eq!(device["socket"], text(&socket));
     fs::remove_file(&stats).unwrap();
     serving.signal(Signal::USR1);
-    assert!(serving.line().starts_with("statistics: "));
+    assert!(serving.line().starts_with("statistics of "));
     let start = Instant::now();
     while !stats.exists() {
         assert!(start.elapsed() < LIMIT, "the statistics file is written at SIGUSR1");
@@ -185,10 +196,60 @@ fn signals_print_statistics_and_end_the_server_cleanly() {
     }
     let (code, rest) = serving.end();
     assert_eq!(code, 0);
-    assert!(rest.contains("statistics: "), "{rest}");
+    assert!(rest.contains("statistics of "), "{rest}");
     assert!(!socket.exists());
     let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(names, ["stats.json"], "no temporary file stays");
+}
+
+#[test]
+fn several_devices_are_greeted_counted_and_ended_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let (a, b, c, stats) = (at("a.sock"), at("b.sock"), at("c.sock"), at("stats.json"));
+    let args = ["serve", "--stats-file", text(&stats), "--workers", "2"];
+    let devices =
+        ["--socket", text(&a), "ram:1M", "null:1G", "--socket", text(&b), "ram:2M", "--socket", text(&c), "ram:2M"];
+    let mut serving = Serving::start(&[&args[..], &devices[..]].concat());
+    let greeting = serving.greeting.concat();
+    assert_eq!(greeting.matches("listening on ").count(), 3, "{greeting}");
+    assert_eq!(
+        (greeting.matches("namespace 1: ").count(), greeting.matches("namespace 2: ").count()),
+        (3, 1),
+        "{greeting}"
+    );
+    assert_eq!(greeting.matches("vfio-user-pci").count(), 3, "{greeting}");
+    let threads = format!("/proc/{}/task", serving.child.id());
+    let names =
+        fs::read_dir(threads).unwrap().map(|task| fs::read_to_string(task.unwrap().path().join("comm")).unwrap());
+    let mut workers: Vec<_> = names.filter(|name| name.starts_with("worker-")).collect();
+    workers.sort();
+    assert_eq!(workers, ["worker-0\n", "worker-1\n"]);
+    for socket in [&a, &b, &c] {
+        UnixStream::connect(socket).unwrap();
+    }
+
+    fs::remove_file(&stats).unwrap();
+    serving.signal(Signal::USR1);
+    let start = Instant::now();
+    while !stats.exists() {
+        assert!(start.elapsed() < LIMIT, "the statistics file is written at SIGUSR1");
+        std::thread::yield_now();
+    }
+    let json: serde_json::Value = serde_json::from_slice(&fs::read(&stats).unwrap()).unwrap();
+    let of =
+        |name: &str| json["devices"].as_array().unwrap().iter().map(|d| d[name].as_str().unwrap()).collect::<Vec<_>>();
+    assert_eq!(of("socket"), [text(&a), text(&b), text(&c)]);
+    let serials = of("serial");
+    assert!(serials[1] != serials[2], "equal disks, different serial numbers: {serials:?}");
+    assert!(serials.iter().all(|serial| greeting.contains(serial)));
+
+    let (code, rest) = serving.end();
+    assert_eq!(code, 0);
+    for socket in [&a, &b, &c] {
+        assert!(rest.contains(&format!("statistics of {}: ", text(socket))), "{rest}");
+        assert!(!socket.exists());
+    }
 }
 
 #[test]

@@ -8,7 +8,9 @@
 //! - [`codec`]: messages as bytes and as types, every length checked; no I/O.
 //! - framing: a socket as a sequence of messages with descriptors, without blocking.
 //! - session: what the messages of one client do to a [`pci::PciFunction`]; knows no socket.
-//! - [`Server`]: the event loop of one device.
+//! - connection: one client's socket, in bounded portions.
+//! - [`Server`]: a bound socket; [`Device`]: a function with its socket and its client.
+//! - [`Worker`]: the event loop of a thread, for any number of devices.
 //! - [`Client`]: the other side.
 //!
 //! # What a peer can count on
@@ -27,6 +29,8 @@
 
 mod client;
 pub mod codec;
+mod connection;
+mod device;
 mod framing;
 mod irqs;
 mod listener;
@@ -34,8 +38,11 @@ mod poller;
 mod server;
 mod session;
 mod statistics;
+mod worker;
 
 pub use client::{Client, ClientError, ClientOptions};
+pub use device::Device;
 pub use listener::BindError;
-pub use server::{Control, Server, ServerError, ServerOptions};
-pub use statistics::Statistics;
+pub use server::{Server, ServerOptions};
+pub use statistics::{Statistics, WorkerStatistics};
+pub use worker::{Control, Worker, WorkerError};

@@ -1,8 +1,8 @@
-//! What a server has seen.
+//! What a device's server and a worker have seen.
 
 use crate::codec::wire::command;
 
-/// Counters since the start of the server.
+/// Counters of one device since its server was bound.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Messages by command number; unknown commands are counted at 0.
@@ -23,8 +23,17 @@ pub struct Statistics {
     pub refused_clients: u64,
     /// Clients that were disconnected for what they did.
     pub expelled_clients: u64,
-    /// Times that the event loop slept.
+    /// Times that the device was armed and put to rest.
+    pub rests: u64,
+}
+
+/// Counters of a worker.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WorkerStatistics {
+    /// Times that its thread slept, since all devices rested.
     pub sleeps: u64,
+    /// Looks at the descriptors without a sleep, since some device was active.
+    pub looks: u64,
 }
 
 impl Statistics {

@@ -32,7 +32,7 @@ use nvme::{
 };
 use pci::{Interrupt, PciFunction, Wait};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use shadowbell_controller::{Config, NvmeFunction, PollMode, QueueCounters};
+use shadowbell_controller::{Config, NvmeFunction, QueueCounters};
 
 use memory::{Layout, Memory};
 pub use queues::{Bells, CompletionQueue, SubmissionQueue};
@@ -92,10 +92,9 @@ pub struct Machine {
     idle: bool,
 }
 
-/// A function of one disk with common settings. It does not wait for work by the clock, so that a test runs the same way each
-/// time.
+/// A function of one disk with common settings.
 pub fn config(disk: impl BlockDevice + 'static) -> Config {
-    Config { poll: PollMode::Never, ..Config::new("TEST0001", vec![Arc::new(disk)]) }
+    Config::new("TEST0001", vec![Arc::new(disk)])
 }
 
 pub fn ram(block_size: u32) -> RamDevice {
@@ -369,7 +368,7 @@ impl Machine {
             self.wake();
         }
         if !self.idle {
-            self.idle = !self.function.poll();
+            self.idle = self.function.poll() == 0;
         } else {
             self.idle = false;
             if let Wait::Until(until) = self.function.prepare_wait() {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use dma::{AddressSpace, Backing, Mapping, Protection};
-use pci::{Interrupt, PciFunction, Wait};
+use pci::{Interrupt, Pace, Pacer, PciFunction, PollMode, Wait};
 
 use super::{PciId, Transport, pci_setup};
 use crate::{error::TransportError, memory::DmaRange};
@@ -20,6 +20,7 @@ const QUIET_TURNS: usize = 1_000_000;
 struct State<F> {
     function: F,
     space: AddressSpace,
+    pacer: Pacer,
 }
 
 /// A function driven by the thread that drives the driver.
@@ -40,7 +41,7 @@ impl<F: PciFunction> Cooperative<F> {
         let id = pci_setup::identity(&mut Config(&mut function))?;
         let vectors = pci_setup::msix(&mut Config(&mut function))?.map_or(0, |(_, vectors)| vectors);
         let register_bytes = function.bars()[0].map_or(0, |bar| bar.size);
-        let state = Mutex::new(State { function, space: AddressSpace::new() });
+        let state = Mutex::new(State { function, space: AddressSpace::new(), pacer: Pacer::new(PollMode::Auto) });
         Ok(Self { id, register_bytes, vectors, state })
     }
 
@@ -61,7 +62,7 @@ impl<F: PciFunction> State<F> {
             if done(&self.function) {
                 return Ok(());
             }
-            if !self.function.poll() {
+            if self.function.poll() == 0 {
                 std::thread::yield_now();
             }
         }
@@ -168,8 +169,11 @@ impl<F: PciFunction + Send + std::fmt::Debug> Transport for Cooperative<F> {
     fn drive(&self) {
         let mut state = self.state();
         for _ in 0..TURNS {
-            if !state.function.poll() && state.function.prepare_wait() != Wait::Busy {
-                return;
+            match state.function.poll() {
+                0 if state.function.wants_polling() && state.pacer.next(true) != Pace::Rest => {}
+                0 if state.function.prepare_wait() != Wait::Busy => return,
+                0 => {}
+                done => state.pacer.worked(done),
             }
         }
     }

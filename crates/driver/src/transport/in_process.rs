@@ -12,7 +12,7 @@ use std::{
 };
 
 use dma::{AddressSpace, MemoryMap};
-use pci::{PciFunction, Wait};
+use pci::{Pace, Pacer, PciFunction, PollMode, Wait};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::{PciId, Transport, cooperative, cooperative::Config, pci_setup};
@@ -47,11 +47,13 @@ struct Worker<F> {
     /// What the function wants to be woken by, as of a generation.
     fds: Vec<OwnedFd>,
     fds_generation: Option<u64>,
+    pacer: Pacer,
 }
 
 impl<F> Worker<F> {
-    fn new(function: F) -> Self {
+    fn new(function: F, poll: PollMode) -> Self {
         Self {
+            pacer: Pacer::new(poll),
             function,
             space: AddressSpace::new(),
             resets: Vec::new(),
@@ -82,11 +84,19 @@ struct Wake {
 }
 
 impl<F: PciFunction + Send + 'static> InProcess<F> {
-    /// Starts the thread.
+    /// Starts the thread, which polls where that pays.
     ///
     /// # Errors
     /// [`TransportError`] when the system gives no eventfd or no thread, or when the function's vendor id is FFFFh.
-    pub fn spawn(mut function: F) -> Result<Self, TransportError> {
+    pub fn spawn(function: F) -> Result<Self, TransportError> {
+        Self::spawn_with(function, PollMode::Auto)
+    }
+
+    /// Starts the thread, which polls as `poll` says.
+    ///
+    /// # Errors
+    /// As [`InProcess::spawn`].
+    pub fn spawn_with(mut function: F, poll: PollMode) -> Result<Self, TransportError> {
         let id = pci_setup::identity(&mut Config(&mut function))?;
         let vectors = pci_setup::msix(&mut Config(&mut function))?.map_or(0, |(_, vectors)| vectors);
         let register_bytes = function.bars()[0].map_or(0, |bar| bar.size);
@@ -97,7 +107,7 @@ impl<F: PciFunction + Send + 'static> InProcess<F> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| failed(errno.into()))?;
         let wake = Arc::new(Wake { fd, asleep: AtomicBool::new(false) });
         let (sender, receiver) = channel();
-        let worker = Worker::new(function);
+        let worker = Worker::new(function, poll);
         let thread = std::thread::Builder::new()
             .name("nvme-device".into())
             .spawn({
@@ -183,9 +193,13 @@ impl<F: PciFunction> Worker<F> {
                     Err(TryRecvError::Empty) => break,
                 }
             }
-            let worked = self.function.poll();
+            let done = self.function.poll();
             self.settle();
-            if worked {
+            if done > 0 {
+                self.pacer.worked(done);
+                continue;
+            }
+            if self.function.wants_polling() && self.pacer.next(true) != Pace::Rest {
                 continue;
             }
             let Wait::Until(until) = self.function.prepare_wait() else { continue };
@@ -255,7 +269,7 @@ impl<F: PciFunction> Worker<F> {
         self.function.reset();
         let deadline = Instant::now() + ANSWER_TIME;
         while !self.function.is_quiet() && Instant::now() < deadline {
-            if !self.function.poll() {
+            if self.function.poll() == 0 {
                 std::thread::yield_now();
             }
         }

@@ -447,15 +447,15 @@ impl PciFunction for Fake {
         true
     }
 
-    fn poll(&mut self) -> bool {
+    fn poll(&mut self) -> usize {
         if self.gone || !self.csts.rdy() {
-            return false;
+            return 0;
         }
-        let mut worked = false;
-        for qid in 0..self.sqs.len() {
-            worked |= self.run(qid);
-        }
-        worked
+        (0..self.sqs.len()).map(|qid| usize::from(self.run(qid))).sum()
+    }
+
+    fn wants_polling(&self) -> bool {
+        self.csts.rdy()
     }
 
     fn prepare_wait(&mut self) -> Wait {

@@ -13,12 +13,13 @@ use std::{
 
 use block::{BlockDevice, RamDevice};
 use controller::{Config, NvmeFunction, Report};
+use pci::PollMode;
 use rustix::event::{EventfdFlags, eventfd};
 use shadowbell_driver::{
     Buffer, Completion, Cooperative, Data, Device, DoorbellPolicy, Error, InProcess, Namespace, Options, QueuePair,
     Transport, VfioUser, nvme::Status,
 };
-use vfio_user::{Client, ClientOptions, Control, Server, ServerOptions};
+use vfio_user::{Client, ClientOptions, Control, Server, ServerOptions, Worker};
 
 /// Longer than anything takes; a test that needs it has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -52,14 +53,16 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    pub(crate) fn start(mut function: NvmeFunction) -> Self {
+    pub(crate) fn start(function: NvmeFunction) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let mut server = Server::bind(directory.path().join("disk.sock"), ServerOptions::default()).unwrap();
+        let server = Server::bind(directory.path().join("disk.sock"), ServerOptions::default()).unwrap();
         let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let wake = stop.try_clone().unwrap();
         let thread = std::thread::spawn(move || {
-            server.run(&mut function, &[wake.as_fd()], &mut |_, _| Control::Stop).unwrap();
-            function.report()
+            let mut worker = Worker::new(PollMode::Auto);
+            worker.add(server, function);
+            worker.run(&[wake.as_fd()], &mut |_, _| Control::Stop).unwrap();
+            worker.devices()[0].function().report()
         });
         Self { directory, stop, thread: Some(thread) }
     }

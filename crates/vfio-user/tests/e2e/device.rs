@@ -6,6 +6,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use dma::{AddressSpace, MemoryMap};
@@ -26,12 +27,20 @@ pub(crate) const DMA: u64 = 0x1018;
 /// A write replaces the descriptor that the device waits for; the new one has the old one's number, as often happens.
 pub(crate) const SWAP: u64 = 0x1020;
 
+/// A write of 1 keeps the device busy in every turn, of 0 ends that.
+pub(crate) const SPIN: u64 = 0x1028;
+
 /// What tests see of the device and may tell it, from another thread.
 pub(crate) struct Shared {
     pub writes: Mutex<Vec<(usize, u64, Vec<u8>)>>,
     pub resets: AtomicU64,
     pub unmasked: AtomicU64,
     pub in_flight: AtomicU64,
+    pub polls: AtomicU64,
+    /// How long the device rests at most, if not 0, in ns.
+    pub deadline: AtomicU64,
+    /// How late each of these rests ended.
+    pub late: Mutex<Vec<Duration>>,
     /// A reset waits for the request in flight, too.
     release: AtomicBool,
     kick: Mutex<OwnedFd>,
@@ -61,6 +70,8 @@ pub(crate) struct Device {
     in_flight: Vec<Arc<MemoryMap>>,
     dma_worked: bool,
     generation: u64,
+    spinning: bool,
+    until: Option<Instant>,
 }
 
 fn new_kick() -> OwnedFd {
@@ -88,6 +99,9 @@ impl Device {
             resets: AtomicU64::new(0),
             unmasked: AtomicU64::new(0),
             in_flight: AtomicU64::new(0),
+            polls: AtomicU64::new(0),
+            deadline: AtomicU64::new(0),
+            late: Mutex::default(),
             release: AtomicBool::new(false),
             kick: Mutex::new(new_kick()),
         };
@@ -102,6 +116,8 @@ impl Device {
             in_flight: Vec::new(),
             dma_worked: false,
             generation: 0,
+            spinning: false,
+            until: None,
         }
     }
 
@@ -164,6 +180,7 @@ impl PciFunction for Device {
                 rustix::io::dup2(new_kick(), &mut kick).unwrap();
                 self.generation += 1;
             }
+            (0, SPIN) => self.spinning = value != 0,
             (0, DMA) => self.dma_worked = self.map.write(value, b"DMA!").is_ok(),
             (0, _) => self.memory[at..at + data.len()].copy_from_slice(data),
             (4, _) => {}
@@ -199,23 +216,38 @@ impl PciFunction for Device {
         self.interrupts.clear_pending();
         self.level = false;
         self.dma_worked = false;
+        self.spinning = false;
     }
 
     fn is_quiet(&self) -> bool {
         self.in_flight.is_empty()
     }
 
-    fn poll(&mut self) -> bool {
+    fn poll(&mut self) -> usize {
+        self.shared.polls.fetch_add(1, Ordering::Relaxed);
+        // A poll before the deadline has another reason.
+        if let Some(late) = self.until.take().and_then(|until| Instant::now().checked_duration_since(until)) {
+            self.shared.late.lock().unwrap().push(late);
+        }
+        if self.spinning {
+            return 1;
+        }
         let kicked = rustix::io::read(&*self.shared.kick.lock().unwrap(), &mut [0u8; 8]).is_ok();
         if self.shared.release.swap(false, Ordering::SeqCst) {
             self.in_flight.clear();
             self.shared.in_flight.store(0, Ordering::SeqCst);
         }
-        kicked
+        kicked.into()
+    }
+
+    fn wants_polling(&self) -> bool {
+        false
     }
 
     fn prepare_wait(&mut self) -> Wait {
-        Wait::Until(None)
+        let deadline = self.shared.deadline.load(Ordering::SeqCst);
+        self.until = (deadline > 0).then(|| Instant::now() + Duration::from_nanos(deadline));
+        Wait::Until(self.until)
     }
 
     fn wait_fds(&self, add: &mut dyn FnMut(BorrowedFd<'_>)) {

@@ -4,6 +4,7 @@
 
 mod clients;
 mod device;
+mod groups;
 mod hostile;
 mod independent;
 mod interrupts;

@@ -16,12 +16,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use pci::PollMode;
 use rustix::{
     event::{EventfdFlags, eventfd},
     net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
 };
 use shadowbell_vfio_user::{
-    Client, ClientOptions, Control, Server, ServerOptions, Statistics,
+    Client, ClientOptions, Control, Device as Served, Server, ServerOptions, Statistics, Worker, WorkerStatistics,
     codec::wire::{FLAG_ERROR, FLAG_NO_REPLY, Header, RegionAccess, TYPE_COMMAND, command},
 };
 use zerocopy::IntoBytes;
@@ -68,8 +69,8 @@ impl Rig {
     pub(crate) fn with(options: ServerOptions) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("device.sock");
-        let mut server = Server::bind(&path, options).unwrap();
-        let mut device = Device::new();
+        let server = Server::bind(&path, options).unwrap();
+        let device = Device::new();
         let shared = device.shared.clone();
         let wake = new_eventfd();
         let stop = Arc::new(AtomicBool::new(false));
@@ -77,12 +78,14 @@ impl Rig {
         let thread = {
             let (wake, stop, seen) = (wake.try_clone().unwrap(), stop.clone(), seen.clone());
             std::thread::spawn(move || {
-                let mut control = |_: &mut Device, stats: &Statistics| {
+                let mut control = |devices: &mut [Served<Device>], _: &WorkerStatistics| {
                     rustix::io::read(&wake, &mut [0u8; 8]).unwrap();
-                    *seen.lock().unwrap() = Some(*stats);
+                    *seen.lock().unwrap() = Some(*devices[0].statistics());
                     if stop.load(Ordering::SeqCst) { Control::Stop } else { Control::Continue }
                 };
-                server.run(&mut device, &[wake.as_fd()], &mut control).unwrap();
+                let mut worker = Worker::new(PollMode::Auto);
+                worker.add(server, device);
+                worker.run(&[wake.as_fd()], &mut control).unwrap();
             })
         };
         Self { device: shared, path, wake, stop, seen, thread: Some(thread), _dir: dir }

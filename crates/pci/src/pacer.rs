@@ -2,21 +2,28 @@
 
 use std::time::{Duration, Instant};
 
-/// Whether a controller's thread polls or sleeps while it has nothing to do.
+/// Whether a thread that drives devices polls or sleeps while they have nothing to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PollMode {
     /// Poll for a short while where that has paid lately, then sleep.
     #[default]
     Auto,
-    /// Never sleep while the controller is enabled: a core is busy for good.
+    /// Never sleep while a device wants to be polled ([`crate::PciFunction::wants_polling`]): a core is busy for good.
     Always,
     /// Do not poll.
     Never,
 }
 
-/// How long a poll may wait for work. A wake-up costs both sides about this much: the guest leaves for the register write,
-/// and a sleeping thread takes 17 us to run again (measured on two cores; an eventfd's round trip takes 27 to 34 us).
-const BUDGET: Duration = Duration::from_micros(50);
+/// What to do next when there is no work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pace {
+    /// Poll again.
+    Poll,
+    /// Others were let run, for any length of time. Poll again.
+    Yielded,
+    /// Arm, and sleep.
+    Rest,
+}
 
 /// Letting others run for longer than this has kept a first command waiting; below, nobody wanted the core.
 const LONG: Duration = Duration::from_micros(20);
@@ -87,8 +94,26 @@ enum Idle {
 /// A poll that finds work within its budget has saved a wake-up; one that does not has cost the budget for nothing. Letting
 /// others run helps where a guest's CPU waits for this very core with more commands to come: they then come in a batch. An idle
 /// disk is asleep after one budget at most, and stays so.
+///
+/// There is one for each thread that drives devices: what polling costs, and what a wake-up would have cost, is that thread's.
+///
+/// ```
+/// # use shadowbell_pci::{Pace, Pacer, PollMode};
+/// # let (mut work, mut slept) = (vec![0, 0, 3], false);
+/// # let mut poll_devices = || work.pop().unwrap_or(0);
+/// let mut pacer = Pacer::new(PollMode::Auto);
+/// # while !slept {
+/// match poll_devices() {
+///     0 if pacer.next(true) == Pace::Rest => { /* arm, and sleep */
+/// #       slept = true;
+///     }
+///     0 => {}
+///     done => pacer.worked(done),
+/// }
+/// # }
+/// ```
 #[derive(Debug)]
-pub(crate) struct Pacer {
+pub struct Pacer {
     mode: PollMode,
     idle: Idle,
     polling: Habit,
@@ -96,19 +121,30 @@ pub(crate) struct Pacer {
 }
 
 impl Pacer {
-    pub(crate) fn new(mode: PollMode) -> Self {
+    /// How long a poll may wait for work. A wake-up costs both sides about this much: the guest leaves for the register
+    /// write, and a sleeping thread takes 17 us to run again (measured on two cores; an eventfd's round trip takes 27 to
+    /// 34 us).
+    pub const BUDGET: Duration = Duration::from_micros(50);
+
+    /// One that has learned nothing yet.
+    pub fn new(mode: PollMode) -> Self {
         let mut yielding = Habit::new();
         // It costs next to nothing where nobody wants the core, so it is done until it has proved wrong.
         yielding.score = Habit::PAYS;
         Self { mode, idle: Idle::Over, polling: Habit::new(), yielding }
     }
 
-    /// There was work: so many commands were fetched.
+    /// The mode that it was made with.
+    pub fn mode(&self) -> PollMode {
+        self.mode
+    }
+
+    /// There was work: so many things were done ([`crate::PciFunction::poll`]).
     #[inline]
-    pub(crate) fn worked(&mut self, commands: usize) {
+    pub fn worked(&mut self, things: usize) {
         match self.idle {
             Idle::Fresh | Idle::Over => {}
-            Idle::Yielded { .. } if commands >= BATCH => self.yielding.learn(true),
+            Idle::Yielded { .. } if things >= BATCH => self.yielding.learn(true),
             Idle::Yielded { long: true } => self.yielding.learn(false),
             Idle::Yielded { long: false } => {}
             Idle::Polling { .. } => self.polling.learn(true),
@@ -116,19 +152,19 @@ impl Pacer {
         self.idle = Idle::Fresh;
     }
 
-    /// There is no work: whether to look again rather than to sleep.
+    /// There is no work: what to do next. Only with `may_yield` are others let run: nobody may be kept waiting by that.
     #[inline]
-    pub(crate) fn looks_again(&mut self) -> bool {
+    pub fn next(&mut self, may_yield: bool) -> Pace {
         if self.mode == PollMode::Always {
-            return true;
+            return Pace::Poll;
         }
         match self.idle {
-            Idle::Over => false,
-            Idle::Fresh if self.yielding.is_worth_it() => {
+            Idle::Over => Pace::Rest,
+            Idle::Fresh if may_yield && self.yielding.is_worth_it() => {
                 let before = Instant::now();
                 std::thread::yield_now();
                 self.idle = Idle::Yielded { long: before.elapsed() >= LONG };
-                true
+                Pace::Yielded
             }
             Idle::Fresh => self.begin_poll(),
             Idle::Yielded { long } => {
@@ -138,24 +174,24 @@ impl Pacer {
                 self.begin_poll()
             }
             Idle::Polling { since, turns } => {
-                if (turns + 1).is_multiple_of(TURNS) && since.elapsed() >= BUDGET {
+                if (turns + 1).is_multiple_of(TURNS) && since.elapsed() >= Self::BUDGET {
                     self.polling.learn(false);
                     self.idle = Idle::Over;
-                    return false;
+                    return Pace::Rest;
                 }
                 self.idle = Idle::Polling { since, turns: turns.wrapping_add(1) };
-                true
+                Pace::Poll
             }
         }
     }
 
-    fn begin_poll(&mut self) -> bool {
+    fn begin_poll(&mut self) -> Pace {
         if self.mode == PollMode::Auto && self.polling.is_worth_it() {
             self.idle = Idle::Polling { since: Instant::now(), turns: 0 };
-            return true;
+            return Pace::Poll;
         }
         self.idle = Idle::Over;
-        false
+        Pace::Rest
     }
 }
 
@@ -167,7 +203,7 @@ mod tests {
     /// and whether it yielded.
     fn idle(pacer: &mut Pacer, polled: usize, yielded: usize) -> (bool, bool) {
         let mut did = (false, false);
-        while pacer.looks_again() {
+        while pacer.next(true) != Pace::Rest {
             let found = match pacer.idle {
                 Idle::Polling { .. } => {
                     did.0 = true;
@@ -215,17 +251,27 @@ mod tests {
         pacer.polling.score = Habit::BEST;
         pacer.yielding.score = Habit::BEST;
         pacer.worked(1);
-        assert!(pacer.looks_again());
-        while pacer.looks_again() {}
-        assert!(!pacer.looks_again(), "a look by the clock is no reason to poll");
+        assert_eq!(pacer.next(true), Pace::Yielded);
+        while pacer.next(true) != Pace::Rest {}
+        assert_eq!(pacer.next(true), Pace::Rest, "a look by the clock is no reason to poll");
     }
 
     #[test]
     fn always_and_never_mean_it() {
-        assert!(Pacer::new(PollMode::Always).looks_again());
+        assert_eq!(Pacer::new(PollMode::Always).next(true), Pace::Poll);
         let mut never = Pacer::new(PollMode::Never);
         never.polling.score = Habit::BEST;
         never.worked(1);
         assert!((0..100).all(|_| !idle(&mut never, 1, 0).0));
+    }
+    #[test]
+    fn nobody_is_let_run_where_that_keeps_another_waiting() {
+        let mut pacer = Pacer::new(PollMode::Auto);
+        for _ in 0..100 {
+            pacer.worked(32);
+            while pacer.next(false) != Pace::Rest {
+                assert!(!matches!(pacer.idle, Idle::Yielded { .. }));
+            }
+        }
     }
 }
