@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn the_default_job_file_keeps_the_rules_for_the_users_own() {
         check(DEFAULT).unwrap();
-        assert!(Job::default().for_guest().contains("exec_prerun=/tmp/mark before\n; What"));
+        assert!(Job::default().for_guest().contains("exec_postrun=/tmp/mark after\n; What"));
     }
 
     #[test]

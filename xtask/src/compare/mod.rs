@@ -33,6 +33,9 @@ pub(crate) use device::{REGISTERS, SHADOWBELL};
 pub(crate) use summary::Row;
 pub(crate) use text::table;
 
+/// Status when the user stopped it.
+const INTERRUPTED: u8 = 130;
+
 /// Options of `xtask compare`.
 #[derive(Args, Debug)]
 pub(crate) struct CompareArgs {
@@ -45,7 +48,7 @@ pub(crate) struct CompareArgs {
     /// Seconds of each measurement [default: 2; with --quick 1]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: Option<u32>,
-    /// Depths [default: 1,2,4,8,16,32,64; with --quick 1,4,32]
+    /// Depths [default: 1,2,4,8,16,32,64; with --quick 1,32]
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
     depths: Vec<u32>,
     /// Numbers of jobs, one for each processor of the guest at most
@@ -87,7 +90,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8> {
     let job = Job::read(args.job.as_deref())?;
     let seconds = args.seconds.unwrap_or(if args.quick { 1 } else { 2 });
     let depths = match (&args.depths[..], args.quick) {
-        ([], true) => vec![1, 4, 32],
+        ([], true) => vec![1, 32],
         ([], false) => vec![1, 2, 4, 8, 16, 32, 64],
         (own, _) => own.to_vec(),
     };
@@ -119,7 +122,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8> {
         .copied()
         .filter(|device| !matches!(device.kind, Kind::Shadowbell { .. } | Kind::Nvme { traced: false, .. }))
         .collect();
-    let counted = if args.no_trace || silent.is_empty() {
+    let counted = if args.no_trace || silent.is_empty() || process::interrupted() {
         Vec::new()
     } else {
         let setup = Setup { devices: &silent, trace: true, ..setup };
@@ -150,7 +153,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<u8> {
     if let Some(path) = &args.html {
         std::fs::write(path, page::render(&report)).context(path.display())?;
     }
-    Ok(0)
+    Ok(if process::interrupted() { INTERRUPTED } else { 0 })
 }
 
 /// Medians of a few devices on null disks, for others than `compare`.
@@ -194,7 +197,6 @@ fn rounds(setup: &Setup<'_>, points: &[Point], rounds: u32, seconds: u32, what: 
     for round in 1..=rounds {
         for (number, &point) in points.iter().enumerate() {
             for turn in 0..devices.len() {
-                process::check_interrupt()?;
                 // Another one begins at each point and in each round: none is always the first.
                 let shift = number + usize::try_from(round).unwrap_or(0);
                 let lane = (turn + shift) % devices.len();
@@ -202,7 +204,18 @@ fn rounds(setup: &Setup<'_>, points: &[Point], rounds: u32, seconds: u32, what: 
                     "{what} {round} of {rounds}, {} job(s), depth {}, {}",
                     point.jobs, point.depth, devices[lane].name
                 ));
-                all.push(session.measure(lane, point, round, seconds)?);
+                match session.measure(lane, point, round, seconds) {
+                    Ok(measurement) => all.push(measurement),
+                    // What was measured so far is worth a report.
+                    Err(_) if process::interrupted() && !all.is_empty() => {
+                        progress.line("interrupted");
+                        return Ok(all);
+                    }
+                    Err(fault) => {
+                        progress.line("failed");
+                        return Err(fault);
+                    }
+                }
             }
         }
         progress.line(&format!("{what} {round} of {rounds} done"));
@@ -255,6 +268,9 @@ fn remaining(elapsed: Duration, done: usize, total: usize) -> String {
 /// What the reader should know.
 fn notes(report: &Report, accel: Accel, counted: bool) -> Vec<String> {
     let mut notes = Vec::new();
+    if process::interrupted() {
+        notes.push("Interrupted: what is here was measured before.".to_owned());
+    }
     if accel == Accel::Tcg {
         notes.push(
             "TCG: the guest's processors are emulated, so a register write is no exit from the guest here, and fio costs \

@@ -42,7 +42,7 @@ pub(crate) fn render(report: &Report) -> String {
     for about in &report.devices {
         let _ = write!(page, "<dt>{}</dt><dd>{}</dd>", about.name, escape(about.about));
     }
-    let _ = write!(page, "</dl><h2>Job file</h2><pre>{}</pre></body></html>\n", escape(&report.job));
+    let _ = writeln!(page, "</dl><h2>Job file</h2><pre>{}</pre></body></html>", escape(&report.job));
     page
 }
 
@@ -74,7 +74,7 @@ fn charts(rows: &[Row]) -> Vec<Chart> {
     let depths = distinct(|row| row.point.depth);
     let mut charts = Vec::new();
     for jobs in distinct(|row| row.point.jobs) {
-        let chart = |title: &str, y_title, value: &dyn Fn(&Row) -> Option<f64>| {
+        let chart = |title: &str, y_title, logarithmic, value: &dyn Fn(&Row) -> Option<f64>| {
             let series = ALL.iter().zip(CLASSES).map(|(device, class)| Series {
                 name: device.name.to_owned(),
                 class,
@@ -94,15 +94,15 @@ fn charts(rows: &[Row]) -> Vec<Chart> {
                 x_title: "depth",
                 y_title,
                 x: depths.iter().map(u32::to_string).collect(),
-                logarithmic: false,
+                logarithmic,
                 series: series.filter(|series| series.values.iter().any(Option::is_some)).collect(),
             }
         };
         let all = [
-            chart("I/O rate", "IOPS", &|row| Some(row.iops)),
-            chart("CPU time of QEMU and server", "µs/IO", &|row| Some(row.cpu_us_per_io)),
-            chart("Register writes", "writes/IO", &|row| row.register_writes_per_io),
-            chart("Interrupts", "interrupts/IO", &|row| Some(row.interrupts_per_io)),
+            chart("I/O rate", "IOPS", false, &|row| Some(row.iops)),
+            chart("CPU time of QEMU and server (logarithmic)", "µs/IO", true, &|row| Some(row.cpu_us_per_io)),
+            chart("Register writes", "writes/IO", false, &|row| row.register_writes_per_io),
+            chart("Interrupts", "interrupts/IO", false, &|row| Some(row.interrupts_per_io)),
         ];
         charts.extend(all.into_iter().filter(|chart| !chart.series.is_empty()));
     }
@@ -111,7 +111,7 @@ fn charts(rows: &[Row]) -> Vec<Chart> {
 
 fn table(page: &mut String, report: &Report) {
     page.push_str(
-        "<h2>Medians</h2><div class=\"scroll\"><table><thead><tr><th>jobs<th>depth<th>device<th>IOPS<th>ratio<th>range\
+        "<h2>Medians</h2><div class=\"scroll\"><table><thead><tr><th>jobs<th>depth<th class=\"name\">device<th>IOPS<th>ratio<th>range\
          <th>CPU µs/IO<th>ratio<th>register writes/IO<th>interrupts/IO<th>mean µs</tr></thead><tbody>",
     );
     let mut last = None;
