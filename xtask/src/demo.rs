@@ -60,6 +60,9 @@ pub(crate) fn run(args: &DemoArgs) -> Result<u8> {
     let rows = compare::medians(&rig, &config, &program, &[SHADOWBELL, REGISTERS], &[1, 4, 32], 1)?;
     println!("\n{}", compare::table(&rows));
     explain(&rows);
+    if let Some(warning) = compare::too_few(&rows) {
+        println!("{warning}");
+    }
     Ok(0)
 }
 

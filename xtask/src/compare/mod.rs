@@ -30,7 +30,7 @@ use measure::{Measurement, Point, Session, Setup};
 use summary::{About, Report};
 
 pub(crate) use device::{REGISTERS, SHADOWBELL};
-pub(crate) use summary::Row;
+pub(crate) use summary::{Row, too_few};
 pub(crate) use text::table;
 
 /// Status when the user stopped it.
@@ -305,6 +305,7 @@ fn notes(report: &Report, accel: Accel, counted: bool) -> Vec<String> {
             machine.load_before, machine.cores
         ));
     }
+    notes.extend(summary::too_few(&report.rows));
     if report.rounds < 3 {
         notes.push("Fewer than three rounds: a median of so few is no more than one of them.".to_owned());
     }

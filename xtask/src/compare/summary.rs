@@ -44,6 +44,8 @@ pub(crate) struct Row {
     pub(crate) device: &'static str,
     #[serde(flatten)]
     pub(crate) point: Point,
+    /// I/Os of the round that had the fewest.
+    pub(crate) fewest_ios: u64,
     pub(crate) iops: f64,
     /// Smallest and largest over the rounds.
     pub(crate) iops_range: (f64, f64),
@@ -67,6 +69,21 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     Some(f64::midpoint(lower, upper))
 }
 
+/// Fewer I/Os in a round say nothing.
+const ENOUGH_IOS: u64 = 500;
+
+/// A warning about rows with too few I/Os.
+pub(crate) fn too_few(rows: &[Row]) -> Option<String> {
+    let few = rows.iter().filter(|row| row.fewest_ios < ENOUGH_IOS).count();
+    (few > 0).then(|| {
+        format!(
+            "In {few} of {} rows a round had fewer than {ENOUGH_IOS} I/Os, which is too few: the machine was busy, or \
+             more --seconds are needed.",
+            rows.len()
+        )
+    })
+}
+
 /// One row for each device at each point, from `timed`; register writes that only `counted` knows come from there.
 pub(crate) fn rows(devices: &[Device], points: &[Point], timed: &[Measurement], counted: &[Measurement]) -> Vec<Row> {
     let mut rows = Vec::new();
@@ -85,9 +102,11 @@ fn row(device: &Device, point: Point, timed: &[Measurement], counted: &[Measurem
     let rate = of(timed, &|m| Some(m.iops));
     let either = |value: &dyn Fn(&Measurement) -> Option<f64>| median(of(timed, value)).or(median(of(counted, value)));
     let range = rate.iter().fold((f64::INFINITY, 0.0), |(low, high), &n| (n.min(low), n.max(high)));
+    let ios = timed.iter().filter(|m| m.device == device.name && m.point == point).map(|m| m.ios);
     Some(Row {
         device: device.name,
         point,
+        fewest_ios: ios.min()?,
         iops: median(rate)?,
         iops_range: range,
         cpu_us_per_io: median(of(timed, &|m| Some(m.cpu_us_per_io)))?,
@@ -166,6 +185,16 @@ pub(super) mod tests {
         assert_eq!((rows[3].iops, rows[3].iops_range), (300.0, (100.0, 500.0)));
         assert_eq!((rows[3].iops_ratio, rows[3].cpu_ratio), (Some(1.5), Some(0.5)));
         assert!(rows.iter().all(|row| row.device == "shadowbell" || row.iops_ratio.is_none()));
+    }
+
+    #[test]
+    fn rows_with_a_round_of_few_ios_are_told() {
+        let few = Measurement { ios: 499, ..measurement("shadowbell", 1, 5.0, 5.0) };
+        let timed = [measurement("shadowbell", 1, 5.0, 5.0), few, measurement("shadowbell", 2, 5.0, 5.0)];
+        let points = [1, 2].map(|depth| Point { jobs: 1, depth });
+        let warning = too_few(&rows(&[device::SHADOWBELL], &points, &timed, &[])).unwrap();
+        assert!(warning.starts_with("In 1 of 2 rows"), "{warning}");
+        assert_eq!(too_few(&rows(&[device::SHADOWBELL], &points, &timed[2..], &[])), None);
     }
 
     #[test]
