@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::compare::{self, REGISTERS, Row, SHADOWBELL};
 use crate::fault::{Context, Result};
-use crate::figures::{self, Figure, Sweep};
 use crate::qemu::{Guest, GuestConfig};
 use crate::rig::accel::Accel;
 use crate::rig::{Kernel, Rig};
@@ -57,26 +57,30 @@ pub(crate) fn run(args: &DemoArgs) -> Result<u8> {
     println!("    {}", report.lines().last().unwrap_or("clean"));
 
     println!("\n3. 4 KiB random reads of a null disk in the guest: with shadow doorbells, then without.");
-    let sweep = Sweep { jobs: vec![1], depths: vec![1, 4, 32], ios: 8000 };
-    let mut points = figures::shadowbell(&rig, &config, &sweep, &program, "shadow doorbells", &[])?;
-    points.extend(figures::shadowbell(&rig, &config, &sweep, &program, "registers only", &["--no-shadow"])?);
-    println!("\n{}", figures::table(&points));
-    explain(&points);
+    let rows = compare::medians(&rig, &config, &program, &[SHADOWBELL, REGISTERS], &[1, 4, 32], 1)?;
+    println!("\n{}", compare::table(&rows));
+    explain(&rows);
+    if let Some(warning) = compare::too_few(&rows) {
+        println!("{warning}");
+    }
     Ok(0)
 }
 
 /// Says what the table's columns mean for the reader.
-fn explain(points: &[Figure]) {
+fn explain(rows: &[Row]) {
     println!(
         "A guest tells an NVMe disk about new commands by writing a doorbell register. For a virtual\n\
          disk each such write stops the guest's processor (a trap, here also a socket message).\n\
          Shadow doorbells are a page of guest memory that both sides read instead; the register\n\
          is written only when the disk has asked for it."
     );
-    let deepest = points.iter().map(|point| point.depth).max();
-    let mut totals = points.iter().filter(|point| Some(point.depth) == deepest).map(Figure::doorbell_writes_per_io);
-    if let (Some(depth), Some(with), Some(without)) = (deepest, totals.next(), totals.next()) {
+    let writes = |device: &str| {
+        let rows = rows.iter().filter(|row| row.device == device);
+        let deepest = rows.max_by_key(|row| row.point.depth)?;
+        Some((deepest.point.depth, deepest.register_writes_per_io?))
+    };
+    if let (Some((depth, with)), Some((_, without))) = (writes(SHADOWBELL.name), writes(REGISTERS.name)) {
         println!("At depth {depth}: {with:.2} doorbell writes for each read, {without:.2} without them.");
     }
-    println!("QEMU's own device beside it, and more points: cargo xtask figures");
+    println!("QEMU's own devices beside it, and more points: cargo xtask compare");
 }

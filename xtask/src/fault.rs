@@ -21,6 +21,8 @@ impl fmt::Display for Fault {
     }
 }
 
+impl std::error::Error for Fault {}
+
 impl From<std::io::Error> for Fault {
     fn from(error: std::io::Error) -> Self {
         Self(error.to_string())

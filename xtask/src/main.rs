@@ -1,13 +1,13 @@
-//! Tasks of the project: the VM rig and its tests, the figures, the licence check.
+//! Tasks of the project: the VM rig and its tests, the comparison, the licence check.
 //!
 //! `cargo xtask help` lists them. Nothing here is part of the product.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "these tasks talk to a person")]
 
+mod compare;
 mod cpio;
 mod demo;
 mod fault;
-mod figures;
 mod licences;
 mod process;
 mod qemu;
@@ -17,6 +17,7 @@ mod stats;
 mod tests;
 mod vm;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -43,8 +44,8 @@ enum Task {
     Demo(demo::DemoArgs),
     /// Check licences, sources and bans of all dependencies
     Licences,
-    /// Measure doorbell writes, interrupts, IOPS and CPU time beside QEMU's own device
-    Figures(figures::FiguresArgs),
+    /// Run one fio job in one guest on QEMU's disks and on shadowbell's, and compare
+    Compare(compare::CompareArgs),
 }
 
 fn main() -> ExitCode {
@@ -69,12 +70,17 @@ fn run(task: Task) -> Result<u8> {
         Task::Vm(args) => vm::run(args),
         Task::Demo(args) => demo::run(&args),
         Task::Licences => licences::run(),
-        Task::Figures(args) => figures::run(&args),
+        Task::Compare(args) => compare::run(&args),
         Task::VmTests(args) => tests::run(&args),
     }
 }
 
 /// A directory for sockets, logs and images of one run, removed at its end.
 fn workdir() -> Result<tempfile::TempDir> {
-    tempfile::Builder::new().prefix("shadowbell-").tempdir().context("temporary directory")
+    workdir_in(&std::env::temp_dir())
+}
+
+/// The same below `parent`.
+fn workdir_in(parent: &Path) -> Result<tempfile::TempDir> {
+    tempfile::Builder::new().prefix("shadowbell-").tempdir_in(parent).context(parent.display())
 }

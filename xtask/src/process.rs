@@ -33,12 +33,17 @@ pub(crate) fn catch_signals() -> Result<()> {
     Ok(())
 }
 
+/// The user asked to stop.
+pub(crate) fn interrupted() -> bool {
+    INTERRUPTED.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
+}
+
 /// Fails once the user asked to stop.
 pub(crate) fn check_interrupt() -> Result<()> {
-    match INTERRUPTED.get() {
-        Some(flag) if flag.load(Ordering::Relaxed) => bail!("interrupted"),
-        _ => Ok(()),
+    if interrupted() {
+        bail!("interrupted");
     }
+    Ok(())
 }
 
 /// Waits until `ready` gives a value; `None` when `limit` passes first.

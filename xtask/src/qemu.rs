@@ -214,7 +214,12 @@ impl Guest {
 
     /// Sends one empty line to the guest, which lets one waiting reader go on.
     pub(crate) fn release(&mut self) -> Result<()> {
-        self.input.write_all(b"\n").context("guest console")
+        self.send("")
+    }
+
+    /// Sends one line to the guest.
+    pub(crate) fn send(&mut self, line: &str) -> Result<()> {
+        self.input.write_all(format!("{line}\n").as_bytes()).context("guest console")
     }
 
     /// Reads to the guest's end.
@@ -282,6 +287,11 @@ pub(crate) fn word(line: &str, key: &str) -> Option<String> {
     line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('=')).map(str::to_owned)
 }
 
+/// QEMU's device for a vfio-user server at `socket`.
+pub(crate) fn vfio_user_device(socket: &Path) -> serde_json::Value {
+    serde_json::json!({ "driver": "vfio-user-pci", "socket": { "type": "unix", "path": socket } })
+}
+
 fn arguments(rig: &Rig, config: &GuestConfig, dir: &Path, name: &str) -> Result<Vec<String>> {
     let mut args: Vec<String> = Vec::new();
     let mut add = |words: &[&str]| args.extend(words.iter().map(|word| (*word).to_owned()));
@@ -303,11 +313,8 @@ fn arguments(rig: &Rig, config: &GuestConfig, dir: &Path, name: &str) -> Result<
     match &config.disk {
         Disk::None => {}
         Disk::Shadowbell { socket, .. } => {
-            let device = serde_json::json!({
-                "driver": "vfio-user-pci",
-                "bootindex": boot_index,
-                "socket": { "type": "unix", "path": socket },
-            });
+            let mut device = vfio_user_device(socket);
+            device["bootindex"] = boot_index.into();
             add(&["-device", &device.to_string()]);
         }
         Disk::Qemu { drives, properties } => {

@@ -104,6 +104,21 @@ impl Server {
         Disk::Shadowbell { socket: self.socket.clone(), namespaces: self.namespaces }
     }
 
+    /// The socket for the VMM.
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Stops the process where it is, until [`Server::resume`].
+    pub(crate) fn pause(&self) -> Result<()> {
+        self.process.signal(Signal::STOP)
+    }
+
+    /// Lets a paused server go on; does nothing to any other.
+    pub(crate) fn resume(&self) -> Result<()> {
+        self.process.signal(Signal::CONT)
+    }
+
     /// Asks for fresh statistics (SIGUSR1) and waits until the file has been replaced.
     pub(crate) fn stats(&mut self) -> Result<Stats> {
         let before = identity(&self.stats_file);

@@ -11,25 +11,32 @@ const BOTTOM: f64 = 46.0;
 
 /// One line.
 #[derive(Debug, Clone)]
-pub(crate) struct Series {
-    pub(crate) name: String,
+pub struct Series {
+    /// For the legend.
+    pub name: String,
     /// Class that gives the colour.
-    pub(crate) class: &'static str,
+    pub class: &'static str,
     /// SVG dash pattern; empty for a solid line.
-    pub(crate) dash: &'static str,
+    pub dash: &'static str,
     /// A value for each place on the x axis.
-    pub(crate) values: Vec<Option<f64>>,
+    pub values: Vec<Option<f64>>,
 }
 
+/// Lines over the same places.
 #[derive(Debug, Clone)]
-pub(crate) struct Chart {
-    pub(crate) title: String,
-    pub(crate) x_title: &'static str,
-    pub(crate) y_title: &'static str,
+pub struct Chart {
+    /// Above the chart.
+    pub title: String,
+    /// Below the x axis.
+    pub x_title: &'static str,
+    /// Beside the y axis.
+    pub y_title: &'static str,
     /// Names of the places on the x axis.
-    pub(crate) x: Vec<String>,
-    pub(crate) logarithmic: bool,
-    pub(crate) series: Vec<Series>,
+    pub x: Vec<String>,
+    /// The y axis is logarithmic.
+    pub logarithmic: bool,
+    /// The lines.
+    pub series: Vec<Series>,
 }
 
 /// The y axis.
@@ -93,7 +100,9 @@ fn tick(value: f64) -> String {
     }
 }
 
-pub(crate) fn escape(text: &str) -> String {
+/// Text that means itself in HTML, attributes included.
+#[must_use]
+pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
@@ -104,8 +113,9 @@ impl Chart {
         LEFT + room * (index as f64 + 0.5) / self.x.len().max(1) as f64
     }
 
-    /// The chart with its title and legend.
-    pub(crate) fn render(&self) -> String {
+    /// The chart with its title and legend, for a page with [`html::STYLE`](crate::html::STYLE).
+    #[must_use]
+    pub fn render(&self) -> String {
         let values = self.series.iter().flat_map(|s| s.values.iter().flatten().copied());
         let scale = Scale::new(values, self.logarithmic);
         let mut svg = format!(

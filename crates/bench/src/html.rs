@@ -9,7 +9,8 @@ use crate::{
     workload::{CompletionMode, DoorbellKind},
 };
 
-const STYLE: &str = include_str!("html.css");
+/// The style sheet of the page and of its charts.
+pub const STYLE: &str = include_str!("html.css");
 
 /// The report as HTML.
 #[must_use]

@@ -33,7 +33,7 @@
 
 mod addresses;
 mod bench;
-mod chart;
+pub mod chart;
 mod error;
 pub mod html;
 mod job;

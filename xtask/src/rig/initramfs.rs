@@ -16,7 +16,7 @@ use crate::process::output;
 
 const INIT: &str = include_str!("../../guest/init");
 
-pub(super) const INPUTS: &str = concat!("initramfs, 2\n", include_str!("../../guest/init"));
+pub(super) const INPUTS: &str = concat!("initramfs, 3\n", include_str!("../../guest/init"));
 
 /// Programs of the chroot that go into the guest (path there, path in the guest).
 const PROGRAMS: [(&str, &str); 7] = [
@@ -30,7 +30,8 @@ const PROGRAMS: [(&str, &str); 7] = [
 ];
 
 /// Modules that scripts may ask for; what these need comes along.
-const MODULES: [&str; 4] = ["nvme", "ext4", "vfio-pci", "qemu_fw_cfg"];
+const MODULES: [&str; 8] =
+    ["nvme", "ext4", "vfio-pci", "qemu_fw_cfg", "virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod"];
 
 pub(super) fn build(rig: &Rig, kernel: Kernel) -> Result<()> {
     let mut archive = Archive::default();
