@@ -41,7 +41,7 @@ impl Args for DeviceArgs {
 }
 
 fn wrong(message: String) -> Error {
-    Error::raw(ErrorKind::ArgumentConflict, message + "\n")
+    Error::raw(ErrorKind::ArgumentConflict, message)
 }
 
 const ORDER: &str =

@@ -234,7 +234,7 @@ mod tests {
             assert_eq!(one.len(), 18);
             assert!(!serials[..i].contains(one));
         }
-        assert_eq!(serial("ram:1073741824", 0), "SB3C6FB59BA0A4C3EC");
+        assert_eq!(serial("ram:1073741824", 0), "SB9C50EBC452ED39C8");
     }
 
     #[test]

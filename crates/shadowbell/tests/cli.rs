@@ -210,7 +210,7 @@ fn several_devices_are_greeted_counted_and_ended_together() {
     let args = ["serve", "--stats-file", text(&stats), "--workers", "2"];
     let devices =
         ["--socket", text(&a), "ram:1M", "null:1G", "--socket", text(&b), "ram:2M", "--socket", text(&c), "ram:2M"];
-    let mut serving = Serving::start(&[&args[..], &devices[..]].concat());
+    let serving = Serving::start(&[&args[..], &devices[..]].concat());
     let greeting = serving.greeting.concat();
     assert_eq!(greeting.matches("listening on ").count(), 3, "{greeting}");
     assert_eq!(

@@ -455,7 +455,7 @@ impl PciFunction for Fake {
     }
 
     fn wants_polling(&self) -> bool {
-        self.csts.rdy()
+        false
     }
 
     fn prepare_wait(&mut self) -> Wait {
