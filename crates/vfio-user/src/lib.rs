@@ -35,7 +35,7 @@ mod server;
 mod session;
 mod statistics;
 
-pub use client::{Client, ClientError, ClientOptions};
+pub use client::{Client, ClientError, ClientOptions, MappableRegion};
 pub use listener::BindError;
 pub use server::{Control, Server, ServerError, ServerOptions};
 pub use statistics::Statistics;

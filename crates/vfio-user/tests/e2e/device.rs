@@ -8,8 +8,8 @@ use std::{
     },
 };
 
-use dma::{AddressSpace, MemoryMap};
-use pci::{Bar, ConfigSpace, ConfigSpaceBuilder, Interrupt, Interrupts, MsixLayout, PciFunction, Wait};
+use dma::{AddressSpace, MemoryMap, SharedPages};
+use pci::{Bar, ConfigSpace, ConfigSpaceBuilder, Interrupt, Interrupts, MappableArea, MsixLayout, PciFunction, Wait};
 use rustix::event::{EventfdFlags, eventfd};
 
 /// MSI-X vectors of the device.
@@ -25,6 +25,9 @@ pub(crate) const DMA: u64 = 0x1018;
 
 /// A write replaces the descriptor that the device waits for; the new one has the old one's number, as often happens.
 pub(crate) const SWAP: u64 = 0x1020;
+
+/// An area of BAR 0 that can be mapped: offset and length.
+pub(crate) const AREA: (u64, u64) = (0x2000, 0x1000);
 
 /// What tests see of the device and may tell it, from another thread.
 pub(crate) struct Shared {
@@ -61,6 +64,14 @@ pub(crate) struct Device {
     in_flight: Vec<Arc<MemoryMap>>,
     dma_worked: bool,
     generation: u64,
+    /// What it offers to be mapped of BAR 0: offset and length.
+    pub area: Option<(u64, u64)>,
+    pages: SharedPages,
+}
+
+/// Pages that hold [`AREA`] at its offset.
+fn new_pages() -> SharedPages {
+    SharedPages::new("area", AREA.0, AREA.1).unwrap()
 }
 
 fn new_kick() -> OwnedFd {
@@ -102,6 +113,8 @@ impl Device {
             in_flight: Vec::new(),
             dma_worked: false,
             generation: 0,
+            area: None,
+            pages: new_pages(),
         }
     }
 
@@ -170,6 +183,15 @@ impl PciFunction for Device {
             (other, _) => panic!("write to BAR {other}"),
         }
         self.shared.in_flight.store(self.in_flight.len() as u64, Ordering::SeqCst);
+    }
+
+    fn mappable(&self, bar: usize) -> Option<MappableArea> {
+        let (offset, len) = self.area.filter(|_| bar == 0)?;
+        Some(MappableArea { offset, len, fd: self.pages.fd().clone() })
+    }
+
+    fn revoke(&mut self) {
+        self.pages = new_pages();
     }
 
     fn connect_msix(&mut self, vector: u16, interrupt: Option<Interrupt>) {

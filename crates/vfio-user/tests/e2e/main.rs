@@ -7,6 +7,7 @@ mod device;
 mod hostile;
 mod independent;
 mod interrupts;
+mod mapping;
 mod memory;
 mod messages;
 mod rig;
