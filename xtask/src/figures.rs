@@ -56,7 +56,7 @@ enum Device {
 
 const DEVICES: [(&str, Device); 4] = [
     ("shadowbell", Device::Shadowbell { args: &[] }),
-    ("shadowbell --no-shadow", Device::Shadowbell { args: &["--no-shadow"] }),
+    ("shadowbell --doorbells register", Device::Shadowbell { args: &["--doorbells", "register"] }),
     ("QEMU nvme", Device::Qemu { properties: "" }),
     ("QEMU nvme, dbcs=off", Device::Qemu { properties: "dbcs=off" }),
 ];

@@ -18,7 +18,7 @@ use shadowbell_bench::{BenchError, DeviceCounters, Target};
 use vfio_user::ClientOptions;
 
 use crate::{
-    cli::{Cli, Command as CliCommand, Poll, ServeArgs},
+    cli::{Cli, Command as CliCommand, DoorbellsArg, Poll, ServeArgs},
     disk::DiskSpec,
     output::Failure,
 };
@@ -100,18 +100,28 @@ impl Target for Foreign {
     }
 }
 
+/// How a device of our own is to be served.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Service {
+    /// As for `serve`; its default for `None`.
+    pub(crate) poll: Option<Poll>,
+    /// As for `serve`.
+    pub(crate) doorbells: DoorbellsArg,
+}
+
 /// The controller in this process.
 #[derive(Debug)]
 pub(crate) struct Local(pub(crate) Arc<InProcess<NvmeFunction>>);
 
 impl Local {
     /// Serves `disk` in this process.
-    pub(crate) fn start(disk: &DiskSpec, queues: u16, entries: u32, poll: Option<Poll>) -> Result<Self, Failure> {
+    pub(crate) fn start(disk: &DiskSpec, queues: u16, entries: u32, how: Service) -> Result<Self, Failure> {
         let args = serve_args(disk)?;
         let mut config = Config::new("SBBENCH", vec![disk.open(&args)?]);
         config.io_queues = queues;
         config.queue_entries = entries;
-        config.poll = match poll {
+        config.doorbells = how.doorbells.mode();
+        config.poll = match how.poll {
             None | Some(Poll::Auto) => PollMode::Auto,
             Some(Poll::Always) => PollMode::Always,
             Some(Poll::Never) => PollMode::Never,
@@ -146,7 +156,7 @@ pub(crate) struct Server {
 
 impl Server {
     /// Starts `shadowbell serve` for `disk` and waits until it listens.
-    pub(crate) fn start(disk: &DiskSpec, queues: u16, entries: u32, poll: Option<Poll>) -> Result<Self, Failure> {
+    pub(crate) fn start(disk: &DiskSpec, queues: u16, entries: u32, how: Service) -> Result<Self, Failure> {
         let runtime = |what: &str, error: std::io::Error| Failure::runtime(format!("{what}: {error}"));
         let program = std::env::current_exe().map_err(|error| runtime("cannot find this program", error))?;
         let directory = tempfile::Builder::new()
@@ -160,7 +170,8 @@ impl Server {
             .args(["--socket".into(), at("socket"), "--stats-file".into(), at("stats.json")])
             .args(["--queues".to_owned(), queues.to_string(), "--queue-depth".to_owned(), entries.to_string()])
             .args(["--end-with-parent".to_owned(), std::process::id().to_string()])
-            .args(poll.and_then(|poll| poll.to_possible_value()).map(|poll| format!("--poll={}", poll.get_name())))
+            .args(how.poll.and_then(|poll| poll.to_possible_value()).map(|poll| format!("--poll={}", poll.get_name())))
+            .args(how.doorbells.to_possible_value().map(|mode| format!("--doorbells={}", mode.get_name())))
             .arg("--")
             .arg(argument(disk))
             .env("RUST_LOG", "warn")

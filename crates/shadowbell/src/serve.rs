@@ -3,7 +3,7 @@
 use std::{os::fd::OwnedFd, path::Path, time::Instant};
 
 use block::BlockDevice;
-use controller::{Config, DoorbellCommand, NvmeFunction, PciId, PollMode};
+use controller::{Config, DoorbellCommand, DoorbellMode, NvmeFunction, PciId, PollMode};
 use pci::{PciFunction, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vfio_user::{Control, Server, ServerOptions};
@@ -27,7 +27,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     config.doorbell_command = doorbell_command;
     config.io_queues = args.queues;
     config.queue_entries = args.queue_depth;
-    config.shadow_doorbells = !args.no_shadow;
+    config.doorbells = args.doorbells.mode();
     config.poll = match args.poll {
         Poll::Auto => PollMode::Auto,
         Poll::Always => PollMode::Always,
@@ -112,11 +112,15 @@ fn greeting(socket: &Path, config: &Config) -> String {
     let absolute = std::path::absolute(socket).unwrap_or_else(|_| socket.to_owned());
     let socket = absolute.display().to_string();
     let mut text = format!(
-        "shadowbell: listening on {socket} (serial {}, {} I/O queues of up to {} entries, shadow doorbells {})\n",
+        "shadowbell: listening on {socket} (serial {}, {} I/O queues of up to {} entries, {})\n",
         config.serial,
         config.io_queues,
         config.queue_entries,
-        if config.shadow_doorbells { "offered" } else { "off" },
+        match config.doorbells {
+            DoorbellMode::Shadow => "shadow doorbells offered",
+            DoorbellMode::Mapped => "mapped doorbells offered",
+            DoorbellMode::Register => "doorbells by register",
+        },
     );
     for (nsid, disk) in (1..).zip(&config.namespaces) {
         text.push_str(&format!("  namespace {nsid}: {}\n", describe(disk.as_ref())));
