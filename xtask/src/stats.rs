@@ -31,6 +31,8 @@ impl Stats {
 pub(crate) struct Device {
     /// Shadow doorbells are in use now.
     pub(crate) shadow_doorbells: bool,
+    /// Doorbell registers can be mapped into the guest.
+    pub(crate) mapped_doorbells: bool,
     /// Accepted Doorbell Buffer Config commands (7Ch).
     pub(crate) doorbell_buffer_config: u64,
     pub(crate) resets: u64,

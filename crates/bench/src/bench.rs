@@ -116,7 +116,7 @@ impl<T: Target> Bench<T> {
 
     /// Resets the controller and measures one point. `stop` ends it early.
     ///
-    /// `None` when it was stopped before anything was measured, or when it wants shadow doorbells and the device has none.
+    /// `None` when it was stopped before anything was measured, or when the device does not have the doorbells that it wants.
     ///
     /// # Errors
     /// [`BenchError`].
@@ -128,7 +128,8 @@ impl<T: Target> Bench<T> {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Option<Row>, BenchError> {
         let policy = match point.doorbells {
-            DoorbellKind::Register => DoorbellPolicy::Register,
+            // Whether registers are mapped is the device's matter.
+            DoorbellKind::Register | DoorbellKind::Mapped => DoorbellPolicy::Register,
             DoorbellKind::Shadow => DoorbellPolicy::Shadow,
         };
         let options = Options {
@@ -141,7 +142,12 @@ impl<T: Target> Bench<T> {
             Device::open(self.transport.clone(), options).map_err(BenchError::driver("setting up the controller"))?;
         let plan = Plan::new(&device, workload, point)?;
         let mut queues = plan.create(&mut device, workload.completion)?;
-        if point.doorbells == DoorbellKind::Shadow && device.doorbells() == Doorbells::Register {
+        let kind = match device.doorbells() {
+            Doorbells::Register => DoorbellKind::Register,
+            Doorbells::Shadow | Doorbells::VendorShadow => DoorbellKind::Shadow,
+            Doorbells::Mapped => DoorbellKind::Mapped,
+        };
+        if kind != point.doorbells {
             return Ok(None);
         }
         let before = self.target.counters()?;

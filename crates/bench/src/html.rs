@@ -97,8 +97,11 @@ fn group(rows: &[Row], places: &[u16], x_title: &'static str, suffix: &str, key:
         let row = |place| rows.iter().find(|row| row.doorbells == kind && key(row) == place);
         places.iter().map(|place| row(*place).map(value)).collect()
     };
-    let kinds =
-        [(DoorbellKind::Shadow, "shadow", "shadow doorbells"), (DoorbellKind::Register, "register", "registers")];
+    let kinds = [
+        (DoorbellKind::Shadow, "shadow", "shadow doorbells"),
+        (DoorbellKind::Mapped, "shadow", "mapped doorbells"),
+        (DoorbellKind::Register, "register", "registers"),
+    ];
     let lines = |name: &str, dash: &'static str, value: &dyn Fn(&Row) -> f64| -> Vec<Series> {
         let lines = kinds.iter().map(|(kind, class, title)| Series {
             name: if name.is_empty() { (*title).to_owned() } else { format!("{title}, {name}") },

@@ -83,6 +83,9 @@ pub fn render(report: &Report) -> String {
     if both(DoorbellKind::Register) && both(DoorbellKind::Shadow) {
         text.push_str("ratio: IOPS with shadow doorbells by IOPS with registers, at the same depth and jobs.\n");
     }
+    if both(DoorbellKind::Mapped) {
+        text.push_str("mapped: registers are stores to a page that the device shares: no exit, and the device does not count them.\n");
+    }
     text.push_str(
         "wake-ups/IO: sleeps of the device that I/O has ended. irqs/IO: interrupts that the device raised.\n",
     );

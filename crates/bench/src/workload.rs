@@ -71,6 +71,8 @@ pub enum DoorbellKind {
     Register,
     /// Shadow doorbells.
     Shadow,
+    /// Registers that are memory which the device shares with its driver.
+    Mapped,
 }
 
 impl fmt::Display for DoorbellKind {
@@ -78,6 +80,7 @@ impl fmt::Display for DoorbellKind {
         f.pad(match self {
             Self::Register => "register",
             Self::Shadow => "shadow",
+            Self::Mapped => "mapped",
         })
     }
 }

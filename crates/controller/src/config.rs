@@ -33,6 +33,21 @@ pub enum DoorbellCommand {
     Vendor,
 }
 
+/// Which doorbells a controller has beside plain registers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DoorbellMode {
+    /// Shadow doorbells, for guests that ask for them; by [`DoorbellCommand`].
+    #[default]
+    Shadow,
+    /// The registers are memory that the VMM maps into the guest ([`pci::PciFunction::mappable`]): a guest that knows nothing of
+    /// shadow doorbells writes them without an exit. Nothing tells the controller when, so that it looks by the clock while it
+    /// is enabled. Shadow doorbells are not on offer. A host whose pages are larger than 4 KiB cannot map them: there, it is as
+    /// [`DoorbellMode::Shadow`].
+    Mapped,
+    /// Neither: the guest rings every doorbell by register.
+    Register,
+}
+
 /// A controller's settings. [`Config::check`] says what is wrong with them.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -47,9 +62,9 @@ pub struct Config {
     pub io_queues: u16,
     /// Largest number of entries of a queue, 2 to [`Config::MAX_QUEUE_ENTRIES`].
     pub queue_entries: u32,
-    /// Whether Doorbell Buffer Config is on offer.
-    pub shadow_doorbells: bool,
-    /// By which command it is.
+    /// Which doorbells there are.
+    pub doorbells: DoorbellMode,
+    /// By which command shadow doorbells are set up.
     pub doorbell_command: DoorbellCommand,
     /// The disks: namespace 1, 2, ...
     pub namespaces: Vec<Arc<dyn BlockDevice>>,
@@ -98,7 +113,7 @@ impl Config {
             pci_id: PciId::SHADOWBELL,
             io_queues: 64,
             queue_entries: 1024,
-            shadow_doorbells: true,
+            doorbells: DoorbellMode::default(),
             doorbell_command: DoorbellCommand::default(),
             namespaces,
         }

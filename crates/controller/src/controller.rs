@@ -18,8 +18,9 @@ use thiserror::Error;
 
 use crate::{
     admin::{Reply, events::Events, features::Features, logs::ErrorLog},
-    config::{Config, ConfigError},
-    engine::{DSTRD, Engine, Failure, Fetch, Fetched, PREFETCH},
+    clock::Clock,
+    config::{Config, ConfigError, DoorbellMode},
+    engine::{DSTRD, DoorbellPage, Engine, Failure, Fetch, Fetched, PREFETCH},
     namespace::Namespace,
     queue::{CompletionQueue, SubmissionQueue},
     registers::{RegisterEvent, Registers},
@@ -94,6 +95,10 @@ pub(crate) struct Controller {
     pub(crate) unsafe_shutdowns: u64,
     pub(crate) started: Instant,
     state: State,
+    /// For mapped doorbells.
+    clock: Clock,
+    /// CQs with an interrupt that was put off.
+    pub(crate) owed: Vec<u16>,
     /// Commands that this turn has fetched.
     fetched: usize,
     /// The last call of [`Controller::prepare_wait`] allowed a sleep.
@@ -115,8 +120,8 @@ impl Controller {
         }
         let queues = config.io_queues + 1;
         let now = Instant::now();
-        Ok(Self {
-            offer: Offer { doorbells: config.shadow_doorbells.then_some(config.doorbell_command) },
+        let mut this = Self {
+            offer: Offer { doorbells: None },
             registers: Registers::new(config.queue_entries),
             features: Features::new(namespaces.len(), queues),
             engine: Engine::new(namespaces, queues.into()),
@@ -128,18 +133,38 @@ impl Controller {
             unsafe_shutdowns: 0,
             started: now,
             state: State::Disabled,
+            clock: Clock::new(),
+            owed: Vec::new(),
             fetched: 0,
             asleep: false,
             look_after: FIRST_LOOK,
             awake_since: now,
             busy: Duration::ZERO,
             config,
-        })
+        };
+        this.set_up_doorbells();
+        Ok(this)
+    }
+
+    /// Makes what the configuration says of doorbells true, with a new page where they are to be mapped. There are no queues.
+    pub(crate) fn set_up_doorbells(&mut self) {
+        self.engine.doorbell_page = match self.config.doorbells {
+            DoorbellMode::Mapped => DoorbellPage::new()
+                .inspect_err(|errno| {
+                    let page = dma::page_size();
+                    tracing::warn!(%errno, page, "doorbells cannot be mapped on this host: they are trapped");
+                })
+                .ok(),
+            DoorbellMode::Shadow | DoorbellMode::Register => None,
+        };
+        let shadow = self.config.doorbells != DoorbellMode::Register && self.engine.doorbell_page.is_none();
+        self.offer = Offer { doorbells: shadow.then_some(self.config.doorbell_command) };
     }
 
     pub(crate) fn report(&self) -> Report {
         let mut report = self.engine.counters.report();
         report.device.shadow_doorbells = self.engine.shadow.is_some();
+        report.device.mapped_doorbells = self.engine.doorbell_page.is_some();
         report
     }
 
@@ -209,7 +234,7 @@ impl Controller {
         }
     }
 
-    fn invalid_doorbell(&mut self, qid: u16) {
+    pub(crate) fn invalid_doorbell(&mut self, qid: u16) {
         self.engine.counters.queue(qid).invalid_doorbells += 1;
         self.events.raise(AsyncEvent::INVALID_DOORBELL_VALUE);
     }
@@ -300,6 +325,7 @@ impl Controller {
         *features = Features::new(engine.namespaces.len(), interrupts.vectors());
         *events = Events::default();
         interrupts.clear_pending();
+        self.owed.clear();
         engine.counters.device.resets += 1;
         let Registers { cc, aqa, asq, acq, csts, .. } = self.registers;
         let fresh = Registers::new(self.config.queue_entries);
@@ -374,6 +400,7 @@ impl Controller {
                 self.engine.counters.device.wakeups += 1;
             }
             self.look_after = FIRST_LOOK;
+            self.clock.worked();
         }
         std::mem::take(&mut self.fetched).max(worked.into())
     }
@@ -470,12 +497,13 @@ impl Controller {
 
     /// Arms every queue, and says whether it is safe to sleep.
     pub(crate) fn prepare_wait(&mut self) -> Wait {
-        let mut shadow = false;
+        let (mut shadow, mut by_clock) = (false, false);
         if self.is_running() {
             // An event that waits for room in the admin CQ needs to hear of the head, as a command does.
             if self.events.is_ready(self.features.async_events) {
                 match self.engine.arm_room(0) {
                     Some(Armed::Idle) | None => {}
+                    Some(Armed::ByClock) => by_clock = true,
                     Some(Armed::MoreWork) => return Wait::Busy,
                     Some(Armed::Invalid(_)) => {
                         self.invalid_doorbell(0);
@@ -487,6 +515,7 @@ impl Controller {
                 let qid = self.engine.active[i];
                 match self.engine.arm(qid) {
                     Some(Armed::Idle) => {}
+                    Some(Armed::ByClock) => by_clock = true,
                     Some(Armed::MoreWork) => return Wait::Busy,
                     Some(Armed::Invalid(_)) => {
                         self.invalid_doorbell(qid);
@@ -497,38 +526,26 @@ impl Controller {
                 shadow |= qid != 0 && self.engine.shadow.is_some();
             }
         }
+        // Nobody would see the heads move.
+        let had_events = self.events.is_ready(self.features.async_events);
+        if self.look_at_owed(true) {
+            self.raise_line();
+        }
+        if !had_events && self.events.is_ready(self.features.async_events) {
+            // One of the heads was no position.
+            return Wait::Busy;
+        }
         if !std::mem::replace(&mut self.asleep, true) {
             self.busy += self.awake_since.elapsed();
         }
         // The next look comes later each time that one finds nothing.
-        let until = shadow.then(|| Instant::now() + self.look_after);
+        let look = if by_clock { Some(self.clock.pause()) } else { shadow.then_some(self.look_after) };
         self.look_after = (self.look_after * 2).min(LAST_LOOK);
-        Wait::Until(until)
+        let look = look.map(|look| Instant::now() + look);
+        Wait::Until(look.into_iter().chain(self.owed_until()).min())
     }
 
     // ---- interrupts -------------------------------------------------------------------------------------------------
-
-    /// One interrupt for each CQ that has new entries.
-    fn raise_interrupts(&mut self) {
-        if self.engine.raise.is_empty() {
-            return;
-        }
-        let mut line = false;
-        for cqid in self.engine.raise.drain(..) {
-            let Some(cq) = self.engine.cqs.get_mut(usize::from(cqid)).and_then(Option::as_mut) else { continue };
-            cq.owes_interrupt = false;
-            let Some(vector) = cq.vector else { continue };
-            if self.msix_enabled {
-                self.engine.counters.queue(cqid).interrupts += 1;
-                self.interrupts.signal_msix(vector);
-            } else {
-                line = true;
-            }
-        }
-        if line {
-            self.raise_line();
-        }
-    }
 
     /// Signals the legacy line if its level is active. The VMM takes it as edges, and asks again after each
     /// ([`Controller::raise_line`] runs then).

@@ -1,5 +1,6 @@
 //! The data half of a controller: queues, commands in flight, namespaces. It knows nothing of registers and of the admin set.
 
+mod mapped;
 mod requests;
 
 use std::sync::Arc;
@@ -12,6 +13,8 @@ use nvme::{
     shadow::{cq_slot, sq_slot},
 };
 use zerocopy::{FromZeros, little_endian::U16, little_endian::U32};
+
+pub(crate) use mapped::DoorbellPage;
 
 use crate::{
     namespace::Namespace,
@@ -102,6 +105,8 @@ pub(crate) struct Engine {
     /// Ids of the SQs that exist, the admin queue first.
     pub(crate) active: Vec<u16>,
     pub(crate) shadow: Option<ShadowPages>,
+    /// Mapped doorbells. Never together with `shadow`.
+    pub(crate) doorbell_page: Option<DoorbellPage>,
     pub(crate) namespaces: Vec<Namespace>,
     pub(crate) counters: Counters,
     /// The host's wish (feature 06h): completed writes may wait in a cache.
@@ -141,6 +146,7 @@ impl Engine {
             cqs: std::iter::repeat_with(|| None).take(queues).collect(),
             active: Vec::new(),
             shadow: None,
+            doorbell_page: None,
             namespaces,
             counters: Counters::new(queues),
             write_cache: true,
@@ -176,7 +182,10 @@ impl Engine {
     // ---- queues -----------------------------------------------------------------------------------------------------
 
     /// Puts a new SQ in its place. Its slots are attached before the host learns that it exists.
-    pub(crate) fn add_sq(&mut self, qid: u16, queue: SubmissionQueue) {
+    pub(crate) fn add_sq(&mut self, qid: u16, mut queue: SubmissionQueue) {
+        if let Some(register) = self.mapped_register(sq_slot(qid, DSTRD)) {
+            queue.consumer.doorbell().map(register);
+        }
         if let Some(cq) = self.cq(queue.cqid) {
             cq.users += 1;
         }
@@ -185,7 +194,10 @@ impl Engine {
         self.attach(qid);
     }
 
-    pub(crate) fn add_cq(&mut self, qid: u16, queue: CompletionQueue) {
+    pub(crate) fn add_cq(&mut self, qid: u16, mut queue: CompletionQueue) {
+        if let Some(register) = self.mapped_register(cq_slot(qid, DSTRD)) {
+            queue.producer.doorbell().map(register);
+        }
         self.cqs[usize::from(qid)] = Some(queue);
         self.attach(qid);
     }
@@ -227,7 +239,7 @@ impl Engine {
                         counters.arms_lost += 1;
                         probes::arm_lost(qid);
                     }
-                    Armed::Invalid(_) => {}
+                    Armed::Invalid(_) | Armed::ByClock => {}
                 }
             }
             return Some(armed);
@@ -238,7 +250,7 @@ impl Engine {
         }
         let cqid = sq.cqid;
         let armed = self.arm_room(cqid);
-        if armed == Some(Armed::Idle) {
+        if matches!(armed, Some(Armed::Idle | Armed::ByClock)) {
             self.counters.queue(qid).parked += 1;
             probes::queue_parked(qid, cqid);
             if let Some(sq) = self.sq(qid) {
@@ -252,7 +264,7 @@ impl Engine {
     pub(crate) fn arm_room(&mut self, cqid: u16) -> Option<Armed> {
         let cq = self.cq(cqid)?;
         match cq.producer.arm() {
-            Armed::Idle if cq.producer.has_room() => Some(Armed::MoreWork),
+            Armed::Idle | Armed::ByClock if cq.producer.has_room() => Some(Armed::MoreWork),
             other => Some(other),
         }
     }
@@ -277,6 +289,9 @@ impl Engine {
     pub(crate) fn reset(&mut self) {
         // Back to registers first: nothing may look at the slots of a controller that was reset.
         self.shadow = None;
+        if let Some(page) = &self.doorbell_page {
+            page.zero();
+        }
         self.active.clear();
         self.sqs.iter_mut().for_each(|q| *q = None);
         self.cqs.iter_mut().for_each(|q| *q = None);

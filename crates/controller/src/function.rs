@@ -3,7 +3,10 @@
 use std::{os::fd::BorrowedFd, sync::Arc};
 
 use dma::MemoryMap;
-use pci::{Bar, ConfigEvents, ConfigSpace, ConfigSpaceBuilder, Interrupt, MsixLayout, MsixTable, PciFunction, Wait};
+use pci::{
+    Bar, ConfigEvents, ConfigSpace, ConfigSpaceBuilder, Interrupt, MappableArea, MsixLayout, MsixTable, PciFunction,
+    Wait,
+};
 
 use crate::{
     config::Config,
@@ -129,6 +132,15 @@ impl PciFunction for NvmeFunction {
             MSIX_BAR if offset < PBA_OFFSET => self.table.write(offset, data),
             _ => {}
         }
+    }
+
+    fn mappable(&self, bar: usize) -> Option<MappableArea> {
+        let page = self.controller.engine.doorbell_page.as_ref().filter(|_| bar == REGISTER_BAR)?;
+        Some(page.area())
+    }
+
+    fn revoke(&mut self) {
+        self.controller.set_up_doorbells();
     }
 
     fn connect_msix(&mut self, vector: u16, interrupt: Option<Interrupt>) {

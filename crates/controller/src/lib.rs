@@ -18,11 +18,11 @@
 //! - SGLs, metadata and protection information, fused commands, Compare, Verify, Copy.
 //! - Namespace management, Format, Sanitize, firmware update, self-test, telemetry.
 //! - Keep Alive (optional for PCIe at this version) and the Timestamp feature.
-//! - Interrupt coalescing: the feature holds its values, and interrupts are coalesced by batch alone.
 //! - Export and import of state; fault hooks; more than one thread for one controller.
 #![forbid(unsafe_code)]
 
 mod admin;
+mod clock;
 mod config;
 mod controller;
 mod engine;
@@ -32,10 +32,11 @@ mod namespace;
 mod prp;
 mod queue;
 mod registers;
+mod signals;
 mod stats;
 mod support;
 
-pub use config::{Config, ConfigError, DoorbellCommand, PciId};
+pub use config::{Config, ConfigError, DoorbellCommand, DoorbellMode, PciId};
 pub use controller::CreateError;
 pub use function::NvmeFunction;
 pub use stats::{DeviceCounters, QueueCounters, QueueReport, Report};

@@ -6,6 +6,8 @@ use dma::{Access, Cell32, MemoryMap, Window};
 use doorbell::{CompletionProducer, Depth, Permit, SubmissionConsumer};
 use nvme::{CompletionQueueEntry, command};
 
+use crate::signals::Owed;
+
 /// Where a ring is. The memory behind it can be away for a while: firmware unmaps and remaps RAM while queues are live.
 #[derive(Debug)]
 pub(crate) struct Ring {
@@ -91,6 +93,8 @@ pub(crate) struct CompletionQueue {
     pub(crate) users: u16,
     /// Entries were posted for which no interrupt was raised yet.
     pub(crate) owes_interrupt: bool,
+    /// An interrupt that was put off.
+    pub(crate) owed: Option<Owed>,
     /// Entries that cannot be stored now: the ring's memory is away, or the function is no bus master.
     deferred: VecDeque<(Permit, CompletionQueueEntry)>,
 }
@@ -104,6 +108,7 @@ impl CompletionQueue {
             vector,
             users: 0,
             owes_interrupt: false,
+            owed: None,
             deferred: VecDeque::new(),
         }
     }

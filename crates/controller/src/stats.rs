@@ -17,6 +17,9 @@ pub struct QueueCounters {
     pub cq_doorbell_writes: u64,
     /// Interrupts raised for the CQ.
     pub interrupts: u64,
+    /// Interrupts that were not raised, since an earlier or a later one served for their entries too, or the host had read them
+    /// already.
+    pub interrupts_spared: u64,
     /// Times that EventIdx was armed and the queue was still empty.
     pub arms_won: u64,
     /// Times that the driver had moved on while EventIdx was armed.
@@ -39,6 +42,7 @@ impl QueueCounters {
         self.sq_doorbell_writes += other.sq_doorbell_writes;
         self.cq_doorbell_writes += other.cq_doorbell_writes;
         self.interrupts += other.interrupts;
+        self.interrupts_spared += other.interrupts_spared;
         self.arms_won += other.arms_won;
         self.arms_lost += other.arms_lost;
         self.wakeups += other.wakeups;
@@ -81,6 +85,8 @@ impl QueueReport {
 pub struct DeviceCounters {
     /// Whether shadow doorbells are in use now.
     pub shadow_doorbells: bool,
+    /// Whether doorbells can be mapped into the guest.
+    pub mapped_doorbells: bool,
     /// Doorbell Buffer Config commands that succeeded.
     pub doorbell_buffer_config: u64,
     /// Doorbell Buffer Config commands that failed.

@@ -25,6 +25,7 @@ mod map;
 mod mapping;
 #[allow(unsafe_code)]
 mod segments;
+mod shared;
 #[allow(unsafe_code)]
 pub mod sigbus;
 #[allow(unsafe_code)]
@@ -33,6 +34,7 @@ mod window;
 pub use map::{AddressSpace, Backing, MapError, MemoryMap};
 pub use mapping::{MIN_PAGE, Mapping, Protection};
 pub use segments::Segments;
+pub use shared::{SharedPages, page_size};
 pub use window::{Cell32, Window};
 
 /// What the device is about to do with guest memory.

@@ -2,6 +2,10 @@
 
 use crate::{Armed, Depth, Doorbell, Invalid, Slot};
 
+mod sparing;
+
+pub use sparing::Debt;
+
 /// The consumer of a submission queue: takes entries from head to tail.
 #[derive(Debug)]
 pub struct SubmissionConsumer<S> {
@@ -123,17 +127,21 @@ pub struct CompletionProducer<S> {
     /// Kept here alone: guest memory is never asked what the phase was.
     phase: bool,
     reserved: u16,
+    /// The tail that the last interrupt told of; never behind the head.
+    told: u16,
+    /// An interrupt is owed, and whether the head has moved since.
+    debt: Option<bool>,
 }
 
 impl<S: Slot> CompletionProducer<S> {
     /// An empty queue; the first entries carry phase 1.
     pub fn new(depth: Depth) -> Self {
-        Self { head: Doorbell::new(depth), tail: 0, phase: true, reserved: 0 }
+        Self { head: Doorbell::new(depth), tail: 0, phase: true, reserved: 0, told: 0, debt: None }
     }
 
     /// A queue with positions from an earlier life.
     pub fn restore(depth: Depth, head: u16, tail: u16, phase: bool) -> Self {
-        Self { head: Doorbell::restore(depth, head), tail, phase, reserved: 0 }
+        Self { head: Doorbell::restore(depth, head), tail, phase, reserved: 0, told: head, debt: None }
     }
 
     /// The head's doorbell, to attach and to detach slots.
@@ -191,7 +199,7 @@ impl<S: Slot> CompletionProducer<S> {
         let (room, before) = (self.unread(), self.head.seen());
         let rung = self.head.ring(value, room);
         if self.head.seen() != before {
-            self.suppress();
+            self.head_moved(before);
         }
         rung
     }
@@ -201,10 +209,10 @@ impl<S: Slot> CompletionProducer<S> {
     /// # Errors
     /// See [`Doorbell::look`].
     pub fn look(&mut self) -> Result<bool, Invalid> {
-        let room = self.unread();
+        let (room, before) = (self.unread(), self.head.seen());
         let moved = self.head.look(room)?;
         if moved {
-            self.suppress();
+            self.head_moved(before);
         }
         Ok(moved)
     }
@@ -250,10 +258,10 @@ impl<S: Slot> CompletionProducer<S> {
 
     /// Arms the head's doorbell: only while some submission queue waits for room here.
     pub fn arm(&mut self) -> Armed {
-        let room = self.unread();
+        let (room, before) = (self.unread(), self.head.seen());
         let armed = self.head.arm(room);
         if armed == Armed::MoreWork {
-            self.suppress();
+            self.head_moved(before);
         }
         armed
     }
@@ -263,6 +271,12 @@ impl<S: Slot> CompletionProducer<S> {
     #[inline]
     pub fn suppress(&mut self) {
         self.head.suppress(1);
+    }
+
+    /// The host has consumed entries, from `before` on.
+    fn head_moved(&mut self, before: u16) {
+        self.heed_move(before);
+        self.suppress();
     }
 }
 

@@ -20,6 +20,9 @@ pub enum Armed {
     MoreWork,
     /// The driver has put a bad value there. Nothing to do until the next ring.
     Invalid(Invalid),
+    /// The driver has not moved, and nothing will say so when it does: the doorbell is mapped ([`Doorbell::map`]). The caller
+    /// must come back by the clock.
+    ByClock,
 }
 
 /// The shadow half of a doorbell.
@@ -76,12 +79,17 @@ const SLOT_MASK: u32 = 0xffff;
 /// first move visible in it. That is so when the slot held the host's position as it was attached (both are zero in a new
 /// queue), and where it did not, as long as the host rings for every move in the first revolution
 /// ([`crate::DriverDoorbell::attach`] does).
+///
+/// A mapped doorbell ([`Doorbell::map`]) is a register that the host stores to without a word to us. It is the one source of
+/// the position from its start to its end, and has no EventIdx.
 #[derive(Debug)]
 pub struct Doorbell<S> {
     depth: Depth,
     /// Last valid position.
     seen: u16,
     shadow: Option<Shadow<S>>,
+    /// The register itself, where the host maps it. There is no shadow then.
+    mapped: Option<S>,
     /// The driver used a slot of this queue before: it will use the next one too, and register writes may be of old.
     used_slots: bool,
     /// A position that is not checked yet: what a slot held when it was let go, or what the register said while the slot was
@@ -100,7 +108,7 @@ impl<S: Slot> Doorbell<S> {
     /// A doorbell at a position from an earlier life, by register. The position is below the depth ([`Depth::position`]).
     pub fn restore(depth: Depth, seen: u16) -> Self {
         debug_assert!(depth.position(u32::from(seen)).is_some(), "position {seen} of {depth:?}");
-        Self { depth, seen, shadow: None, used_slots: false, pending: None, refused: None }
+        Self { depth, seen, shadow: None, mapped: None, used_slots: false, pending: None, refused: None }
     }
 
     /// The ring's size.
@@ -125,11 +133,28 @@ impl<S: Slot> Doorbell<S> {
         self.shadow.as_ref().is_some_and(|s| s.unmoved.is_none())
     }
 
+    /// Whether the host maps the register; see [`Doorbell::map`].
+    #[inline]
+    pub fn is_mapped(&self) -> bool {
+        self.mapped.is_some()
+    }
+
+    /// Makes `register` the doorbell register of this queue, for good: the host stores to it, and nothing tells us when. It
+    /// takes the present position, so that nothing that it held before counts. There must be no shadow, now or later.
+    pub fn map(&mut self, register: S) {
+        debug_assert!(self.shadow.is_none(), "a mapped doorbell has no shadow");
+        register.store(u32::from(self.seen));
+        self.mapped = Some(register);
+    }
+
     /// Attaches the slot and the EventIdx of this doorbell and publishes an EventIdx from the device's own state, whatever
     /// the pages held before. The caller must look at the queue afterwards, as if it had been rung.
     ///
-    /// Slots that are attached already are let go first, as by [`Doorbell::detach`].
+    /// Slots that are attached already are let go first, as by [`Doorbell::detach`]. A mapped doorbell stays as it is.
     pub fn attach(&mut self, slot: S, event: S) {
+        if self.is_mapped() {
+            return;
+        }
         self.detach();
         let unmoved = Some(slot.load());
         self.shadow = Some(Shadow { words: None, unmoved, event_at: self.seen, fenced: false });
@@ -179,9 +204,17 @@ impl<S: Slot> Doorbell<S> {
     /// Once the slot is live this is a look, and the value is of no use: a posted write can be older than the slot. Only one
     /// that was never a position is still reported.
     ///
+    /// A mapped register takes the value, as from a host that stores to it, and is looked at.
+    ///
     /// # Errors
     /// [`Invalid`]; the position stays.
     pub fn ring(&mut self, value: u32, room: u16) -> Result<(), Invalid> {
+        if let Some(register) = &self.mapped {
+            register.store(value);
+            // Each write is an event of its own.
+            self.refused = None;
+            return self.look(room).map(drop);
+        }
         let before = self.seen;
         // The driver stores the slot before it writes the register, so a slot that was ever used shows it here at the latest.
         let looked = self.look(room).map(drop);
@@ -225,7 +258,7 @@ impl<S: Slot> Doorbell<S> {
     /// [`Invalid`], once for each bad value; the position stays.
     #[inline]
     pub fn look(&mut self, room: u16) -> Result<bool, Invalid> {
-        let Some(shadow) = &mut self.shadow else { return self.take_pending(room) };
+        let Some(shadow) = &mut self.shadow else { return self.look_at_register(room) };
         let Some((slot, _)) = &shadow.words else { return Ok(false) };
         let raw = slot.load();
         if let Some(attached) = shadow.unmoved {
@@ -236,6 +269,24 @@ impl<S: Slot> Doorbell<S> {
             self.used_slots = true;
             self.pending = None;
         }
+        self.take_word(raw, room)
+    }
+
+    /// As [`Doorbell::look`], without a slot.
+    #[inline]
+    fn look_at_register(&mut self, room: u16) -> Result<bool, Invalid> {
+        match &self.mapped {
+            Some(register) => {
+                let raw = register.load();
+                self.take_word(raw, room)
+            }
+            None => self.take_pending(room),
+        }
+    }
+
+    /// Accepts what the one source of the position holds, unless that was refused before.
+    #[inline]
+    fn take_word(&mut self, raw: u32, room: u16) -> Result<bool, Invalid> {
         let value = raw & SLOT_MASK;
         if self.refused == Some(value) {
             return Ok(false);
@@ -269,7 +320,7 @@ impl<S: Slot> Doorbell<S> {
     }
 
     /// The one function that arms: publishes EventIdx at the last seen position, so that the driver's next move from there
-    /// rings, then looks again. A queue without a slot is always armed.
+    /// rings, then looks again. A queue without a slot is always armed; one with a mapped register cannot be, and says so.
     pub fn arm(&mut self, room: u16) -> Armed {
         if let Some(shadow) = &mut self.shadow
             && shadow.words.is_some()
@@ -278,6 +329,7 @@ impl<S: Slot> Doorbell<S> {
             shadow.publish_armed(self.seen);
         }
         match self.look(room) {
+            Ok(false) if self.is_mapped() => Armed::ByClock,
             Ok(false) => Armed::Idle,
             Ok(true) => Armed::MoreWork,
             Err(invalid) => Armed::Invalid(invalid),

@@ -21,12 +21,17 @@
 //!   ([`Doorbell::arm`]). The driver stores the slot, issues a full fence and looks at EventIdx. One of the two sees the other.
 //! - A device that is awake **suppresses**: it keeps EventIdx just behind what it has seen ([`Doorbell::suppress`]), so that
 //!   neither form of the driver's test fires before the device has looked again.
+//! - A **mapped** doorbell ([`Doorbell::map`]) is a register that the host stores to behind our back: the one source of the
+//!   position, without EventIdx. It cannot be armed; who sleeps comes back by the clock.
+//! - An interrupt can be **spared** while the host has yet to read entries that it was told of
+//!   ([`CompletionProducer::spares`]). The device owes it then, and pays when the head says so, before it sleeps, and after a
+//!   limited time.
 //! - Every position from the host is hostile: range-checked and checked against what the ring can hold.
 //!
 //! `docs/proofs.md` names what proves this, and what is not covered.
 //!
 //! # Not done
-//! - Interrupts that follow the shadow CQ head.
+//! - Clocks: the caller comes back to mapped doorbells, and limits the time for which an interrupt is owed.
 //! - A timer for drivers that lack the full fence (Linux before 4.19): the caller looks at its queues now and then.
 #![forbid(unsafe_code)]
 
@@ -36,7 +41,7 @@ mod driver;
 mod position;
 mod slot;
 
-pub use device::{CompletionProducer, Permit, Posted, SubmissionConsumer};
+pub use device::{CompletionProducer, Debt, Permit, Posted, SubmissionConsumer};
 pub use doorbell::{Armed, Doorbell, Invalid};
 pub use driver::{DriverDoorbell, needs_event_annex_b, needs_event_linux};
 pub use position::{Depth, InvalidDepth};

@@ -691,6 +691,7 @@ impl Device {
             };
             match armed {
                 Armed::Idle => {}
+                Armed::ByClock => panic!("nothing is mapped here"),
                 Armed::MoreWork => return,
                 Armed::Invalid(_) => {
                     self.invalid += 1;

@@ -85,6 +85,7 @@ fn run(sq_entries: u32, cq_entries: u32, burst: u16, total: u32) {
                     }
                     Armed::MoreWork => {}
                     Armed::Invalid(invalid) => panic!("{invalid:?}"),
+                    Armed::ByClock => panic!("nothing is mapped here"),
                 }
             }
             sleeps

@@ -32,6 +32,8 @@ pub enum Doorbells {
     Shadow,
     /// Shadow doorbells, by the vendor form of the command (C0h).
     VendorShadow,
+    /// Registers that are memory which the device shares with the driver.
+    Mapped,
 }
 
 /// The state of shadow doorbells in the controller's present life.
@@ -170,6 +172,7 @@ impl Device {
     pub fn doorbells(&self) -> Doorbells {
         match self.shadow {
             ShadowState::On(form) => form,
+            ShadowState::Off if self.shared.transport.has_mapped_doorbells() => Doorbells::Mapped,
             ShadowState::Off | ShadowState::VendorPending => Doorbells::Register,
         }
     }

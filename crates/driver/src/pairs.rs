@@ -213,7 +213,7 @@ impl Device {
         let command = DoorbellBufferConfig { shadow: pages.shadow.iova(), event_idx: pages.event.iova() };
         self.pages = Some(pages);
         let opcode = match form {
-            Doorbells::Register => return Ok(()),
+            Doorbells::Register | Doorbells::Mapped => return Ok(()),
             Doorbells::Shadow => AdminOpcode::DOORBELL_BUFFER_CONFIG,
             Doorbells::VendorShadow => AdminOpcode::GOOGLE_DOORBELL_BUFFER_CONFIG,
         };

@@ -2,6 +2,7 @@
 
 mod cooperative;
 mod in_process;
+mod mapped;
 mod pci_setup;
 mod vfio;
 
@@ -69,6 +70,11 @@ pub trait Transport: Send + Sync + Debug {
     /// # Errors
     /// [`TransportError`].
     fn ring(&self, offset: u64, value: u32) -> Result<(), TransportError>;
+
+    /// Whether doorbell registers are memory that device and driver share, so that [`Transport::ring`] is a store.
+    fn has_mapped_doorbells(&self) -> bool {
+        false
+    }
 
     /// Gives a range of memory to the device.
     ///

@@ -1,6 +1,10 @@
 //! The trait by which a VMM drives a device.
 
-use std::{os::fd::BorrowedFd, sync::Arc, time::Instant};
+use std::{
+    os::fd::{BorrowedFd, OwnedFd},
+    sync::Arc,
+    time::Instant,
+};
 
 use dma::MemoryMap;
 
@@ -15,6 +19,17 @@ pub struct Bar {
     pub is_64bit: bool,
     /// Reads have no side effects.
     pub prefetchable: bool,
+}
+
+/// A part of a BAR that is plain memory, for the guest to access without an exit; see [`PciFunction::mappable`].
+#[derive(Debug, Clone)]
+pub struct MappableArea {
+    /// Where it starts in the BAR, in bytes; a multiple of the host's page size.
+    pub offset: u64,
+    /// Its size in bytes; a multiple of the host's page size.
+    pub len: u64,
+    /// The file that holds it, at the same offset as in the BAR.
+    pub fd: Arc<OwnedFd>,
 }
 
 /// What a caller of [`PciFunction::prepare_wait`] may do.
@@ -61,6 +76,21 @@ pub trait PciFunction {
 
     /// Writes a BAR; see [`PciFunction::bar_read`].
     fn bar_write(&mut self, bar: usize, offset: u64, data: &[u8]);
+
+    /// The part of a BAR that the owner may map into the guest, shared, readable and writable. The guest's accesses to it then
+    /// reach the function without [`PciFunction::bar_read`] and [`PciFunction::bar_write`], and without waking anybody: a
+    /// function that offers an area comes back by the clock ([`Wait::Until`]). Accesses that are trapped all the same are
+    /// delivered as ever.
+    ///
+    /// The area stays the same until [`PciFunction::revoke`], over resets as well; it then holds what a reset leaves in it.
+    fn mappable(&self, bar: usize) -> Option<MappableArea> {
+        let _ = bar;
+        None
+    }
+
+    /// Who mapped an area is gone, after a [`PciFunction::reset`], and may still hold the memory. From now on the function uses
+    /// other memory, and [`PciFunction::mappable`] names that.
+    fn revoke(&mut self) {}
 
     /// Connects or disconnects an MSI-X vector. What became pending while it was unconnected is delivered now. A vector
     /// out of range is ignored.

@@ -23,7 +23,7 @@ mod pacer;
 pub use config::{
     CONFIG_SPACE_SIZE, ConfigError, ConfigEvents, ConfigSpace, ConfigSpaceBuilder, MsixLayout, PowerState,
 };
-pub use function::{Bar, PciFunction, Wait};
+pub use function::{Bar, MappableArea, PciFunction, Wait};
 pub use interrupt::{Interrupt, Interrupts};
 pub use msix_table::{MsixEntry, MsixTable};
 pub use pacer::{Pace, Pacer, PollMode};

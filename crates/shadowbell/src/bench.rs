@@ -19,8 +19,8 @@ use signal_hook::{
 };
 
 use crate::{
-    bench_target::{Foreign, Local, Server, connect},
-    cli::{BenchArgs, BenchFormat, BenchTarget, CompletionArg, DoorbellArg, RwArg, Shape},
+    bench_target::{Foreign, Local, Server, Service, connect},
+    cli::{BenchArgs, BenchFormat, BenchTarget, CompletionArg, DoorbellArg, DoorbellsArg, RwArg, Shape},
     disk::DiskSpec,
     output::{Failure, human, say},
 };
@@ -133,6 +133,7 @@ fn points(args: &BenchArgs) -> Vec<Point> {
     let kinds: &[DoorbellKind] = match args.doorbells {
         DoorbellArg::Register => &[DoorbellKind::Register],
         DoorbellArg::Shadow => &[DoorbellKind::Shadow],
+        DoorbellArg::Mapped => &[DoorbellKind::Mapped],
         DoorbellArg::Both => &[DoorbellKind::Register, DoorbellKind::Shadow],
     };
     let mut points = Vec::new();
@@ -196,17 +197,22 @@ fn measure(args: &BenchArgs, stop: &AtomicBool) -> Result<(Report, Option<Failur
     let deepest = points.iter().map(|point| point.iodepth).max().unwrap_or(1);
     let entries = (2 * u32::from(deepest)).next_power_of_two().clamp(1024, 4096);
     let disk = args.disk.clone().unwrap_or(DISK);
+    let doorbells = match args.doorbells {
+        DoorbellArg::Mapped => DoorbellsArg::Mapped,
+        DoorbellArg::Register | DoorbellArg::Shadow | DoorbellArg::Both => DoorbellsArg::Auto,
+    };
+    let how = Service { poll: args.poll, doorbells };
     let (mut bench, target): (Bench<Box<dyn Target>>, String) = match &args.target {
         Some(BenchTarget::Socket(path)) => {
             (Bench::new(connect(path)?, Box::new(Foreign)), format!("the server at {}", path.display()))
         }
         Some(BenchTarget::InProcess) => {
-            let local = Local::start(&disk, queues, entries, args.poll)?;
+            let local = Local::start(&disk, queues, entries, how)?;
             let transport: Arc<dyn Transport> = local.0.clone();
             (Bench::new(transport, Box::new(local)), format!("{}, controller and driver in one process", named(&disk)))
         }
         None => {
-            let server = Server::start(&disk, queues, entries, args.poll)?;
+            let server = Server::start(&disk, queues, entries, how)?;
             let transport = connect(&server.socket())?;
             let target = format!("{}, served by a process of its own over a vfio-user socket", named(&disk));
             (Bench::new(transport, Box::new(server)), target)
@@ -267,18 +273,23 @@ fn rows(
                 report.push(row);
             }
             Ok(None) if stop.load(Ordering::Relaxed) => {}
-            Ok(None) if args.doorbells == DoorbellArg::Shadow => {
-                bar.finish_and_clear();
-                return Err(Failure::runtime(
-                    "the device offers no shadow doorbells (it was started with --no-shadow, or is not shadowbell); use \
-                     --doorbells register"
-                        .to_owned(),
-                ));
-            }
             Ok(None) => {
-                let note = "the device offers no shadow doorbells: only registers were measured";
-                if !report.notes.iter().any(|other| other == note) {
-                    report.notes.push(note.to_owned());
+                let kind = match point.doorbells {
+                    DoorbellKind::Register => {
+                        "doorbell registers that are not mapped (it was started with --doorbells mapped)"
+                    }
+                    DoorbellKind::Shadow => {
+                        "shadow doorbells (it was started with --doorbells mapped or register, or is not shadowbell)"
+                    }
+                    DoorbellKind::Mapped => "mapped doorbells (it was not started with --doorbells mapped)",
+                };
+                if args.doorbells != DoorbellArg::Both {
+                    bar.finish_and_clear();
+                    return Err(Failure::runtime(format!("the device has no {kind}; use another --doorbells")));
+                }
+                let note = format!("the device has no {kind}: only the others were measured");
+                if !report.notes.contains(&note) {
+                    report.notes.push(note);
                 }
             }
             Err(error) => {

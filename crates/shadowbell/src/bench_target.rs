@@ -19,7 +19,7 @@ use shadowbell_bench::{BenchError, DeviceCounters, Target};
 use vfio_user::ClientOptions;
 
 use crate::{
-    cli::{Cli, Command as CliCommand, Poll, ServeArgs},
+    cli::{Cli, Command as CliCommand, DoorbellsArg, Poll, ServeArgs},
     disk::DiskSpec,
     output::Failure,
 };
@@ -101,19 +101,29 @@ impl Target for Foreign {
     }
 }
 
+/// How a device of our own is to be served.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Service {
+    /// As for `serve`; its default for `None`.
+    pub(crate) poll: Option<Poll>,
+    /// As for `serve`.
+    pub(crate) doorbells: DoorbellsArg,
+}
+
 /// The controller in this process.
 #[derive(Debug)]
 pub(crate) struct Local(pub(crate) Arc<InProcess<NvmeFunction>>);
 
 impl Local {
     /// Serves `disk` in this process.
-    pub(crate) fn start(disk: &DiskSpec, queues: u16, entries: u32, poll: Option<Poll>) -> Result<Self, Failure> {
+    pub(crate) fn start(disk: &DiskSpec, queues: u16, entries: u32, how: Service) -> Result<Self, Failure> {
         let args = serve_args(disk)?;
         let mut config = Config::new("SBBENCH", vec![disk.open(&args)?]);
         config.io_queues = queues;
         config.queue_entries = entries;
+        config.doorbells = how.doorbells.mode();
         let function = NvmeFunction::new(config).map_err(|error| Failure::runtime(format!("disk {disk}: {error}")))?;
-        let poll = poll.map_or(PollMode::Auto, PollMode::from);
+        let poll = how.poll.map_or(PollMode::Auto, PollMode::from);
         let transport = InProcess::spawn_with(function, poll).map_err(|error| Failure::runtime(error.to_string()))?;
         Ok(Self(Arc::new(transport)))
     }
@@ -143,7 +153,7 @@ pub(crate) struct Server {
 
 impl Server {
     /// Starts `shadowbell serve` for `disk` and waits until it listens.
-    pub(crate) fn start(disk: &DiskSpec, queues: u16, entries: u32, poll: Option<Poll>) -> Result<Self, Failure> {
+    pub(crate) fn start(disk: &DiskSpec, queues: u16, entries: u32, how: Service) -> Result<Self, Failure> {
         let runtime = |what: &str, error: std::io::Error| Failure::runtime(format!("{what}: {error}"));
         let program = std::env::current_exe().map_err(|error| runtime("cannot find this program", error))?;
         let directory = tempfile::Builder::new()
@@ -157,7 +167,8 @@ impl Server {
             .args(["--socket".into(), at("socket"), "--stats-file".into(), at("stats.json")])
             .args(["--queues".to_owned(), queues.to_string(), "--queue-depth".to_owned(), entries.to_string()])
             .args(["--end-with-parent".to_owned(), std::process::id().to_string()])
-            .args(poll.and_then(|poll| poll.to_possible_value()).map(|poll| format!("--poll={}", poll.get_name())))
+            .args(how.poll.and_then(|poll| poll.to_possible_value()).map(|poll| format!("--poll={}", poll.get_name())))
+            .args(how.doorbells.to_possible_value().map(|mode| format!("--doorbells={}", mode.get_name())))
             .arg("--")
             .arg(argument(disk))
             .env("RUST_LOG", "warn")

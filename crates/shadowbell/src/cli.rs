@@ -3,7 +3,7 @@
 use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use controller::{Config, PciId};
+use controller::{Config, DoorbellMode, PciId};
 use pci::PollMode;
 
 use crate::{device_args::DeviceArgs, disk::DiskSpec, worker_arg::WorkersArg};
@@ -89,9 +89,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NAME", default_value = "shadowbell")]
     pub(crate) identity: Identity,
 
-    /// Do not offer shadow doorbells: the guest rings every doorbell by register.
-    #[arg(long)]
-    pub(crate) no_shadow: bool,
+    /// Doorbells beside plain registers. `shadow`: shadow doorbells, for guests that ask for them. `mapped`: the page of the
+    /// registers is mapped into the guest, for guests that do not (Windows, BSDs, firmware); the server then looks at it
+    /// by the clock while it is idle, and shadow doorbells are not offered. `register`: neither. `auto` is `shadow`.
+    #[arg(long, value_name = "KIND", default_value = "auto")]
+    pub(crate) doorbells: DoorbellsArg,
 
     /// What a worker does while its guests are silent: `auto` polls for up to 50 us where that has paid lately, then sleeps;
     /// `always` keeps a core busy; `never` does not poll.
@@ -173,7 +175,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub(crate) rwmixread: u8,
 
-    /// Doorbells that are measured; `both` also gives their ratio.
+    /// Doorbells that are measured; `both` is registers and shadow doorbells, and gives their ratio. For `mapped` the server that
+    /// the bench starts is told so.
     #[arg(long, value_name = "KIND", default_value = "both")]
     pub(crate) doorbells: DoorbellArg,
 
@@ -273,7 +276,9 @@ pub(crate) enum DoorbellArg {
     Register,
     /// Shadow doorbells.
     Shadow,
-    /// One after the other, at each depth.
+    /// Mapped registers.
+    Mapped,
+    /// Registers and shadow doorbells, one after the other, at each depth.
     Both,
 }
 
@@ -369,6 +374,32 @@ impl From<Poll> for PollMode {
             Poll::Auto => Self::Auto,
             Poll::Always => Self::Always,
             Poll::Never => Self::Never,
+        }
+    }
+}
+
+/// Which doorbells a served device has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DoorbellsArg {
+    /// What serves most guests.
+    Auto,
+    /// Shadow doorbells.
+    Shadow,
+    /// Registers that are mapped into the guest.
+    Mapped,
+    /// Registers alone.
+    Register,
+}
+
+impl DoorbellsArg {
+    /// The controller's setting.
+    pub(crate) fn mode(self) -> DoorbellMode {
+        match self {
+            // Whether the guest will ask for shadow doorbells is not known when the VMM maps the device. A mapped device never
+            // sleeps for good, and takes posted writes from a guest that could do without: so it has to be asked for.
+            Self::Auto | Self::Shadow => DoorbellMode::Shadow,
+            Self::Mapped => DoorbellMode::Mapped,
+            Self::Register => DoorbellMode::Register,
         }
     }
 }

@@ -9,8 +9,8 @@ use driver::{
 use serde_json::{Map, Value, json};
 
 use crate::{
-    bench_target::{Local, connect},
-    cli::{IdentifyArgs, IdentifyFormat, IdentifyTarget},
+    bench_target::{Local, Service, connect},
+    cli::{DoorbellsArg, IdentifyArgs, IdentifyFormat, IdentifyTarget},
     identify_fields::{Field, controller, namespace},
     output::{Failure, say},
 };
@@ -19,7 +19,10 @@ use crate::{
 pub(crate) fn run(args: &IdentifyArgs) -> Result<(), Failure> {
     let (transport, name): (Arc<dyn Transport>, String) = match &args.target {
         IdentifyTarget::Socket(path) => (connect(path)?, format!("socket {}", path.display())),
-        IdentifyTarget::Disk(disk) => (Local::start(disk, 64, 1024, None)?.0, format!("disk {disk}")),
+        IdentifyTarget::Disk(disk) => (
+            Local::start(disk, 64, 1024, Service { poll: None, doorbells: DoorbellsArg::Auto })?.0,
+            format!("disk {disk}"),
+        ),
     };
     let failed = |error: driver::Error| Failure::runtime(format!("{name}: {error}"));
     // Registers: nothing of what is asked needs more.

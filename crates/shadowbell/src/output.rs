@@ -74,7 +74,8 @@ pub(crate) struct DeviceReport {
 pub(crate) fn table(DeviceReport { socket, report, .. }: &DeviceReport) -> String {
     let device = &report.device;
     let mut text = format!(
-        "statistics of {socket}: shadow doorbells {} (set up {} times, refused {}), {} enables, {} resets, {} wake-ups\n",
+        "statistics of {socket}: {}shadow doorbells {} (set up {} times, refused {}), {} enables, {} resets, {} wake-ups\n",
+        if device.mapped_doorbells { "mapped doorbells, " } else { "" },
         if device.shadow_doorbells { "in use" } else { "not in use" },
         device.doorbell_buffer_config,
         device.doorbell_buffer_config_refused,
@@ -84,7 +85,7 @@ pub(crate) fn table(DeviceReport { socket, report, .. }: &DeviceReport) -> Strin
     );
     let _ = writeln!(
         text,
-        "{:>6} {:>12} {:>11} {:>11} {:>9} {:>9} {:>8} {:>8} {:>9} {:>9} {:>9} {:>7} {:>7}",
+        "{:>6} {:>12} {:>11} {:>11} {:>9} {:>9} {:>8} {:>8} {:>8} {:>9} {:>9} {:>9} {:>7} {:>7}",
         "queue",
         "commands",
         "read",
@@ -93,6 +94,7 @@ pub(crate) fn table(DeviceReport { socket, report, .. }: &DeviceReport) -> Strin
         "CQ rings",
         "rings/IO",
         "irqs/IO",
+        "spared",
         "arms won",
         "lost",
         "wake-ups",
@@ -115,7 +117,7 @@ fn row(text: &mut String, name: &str, queue: &QueueReport) {
     let c = &queue.counters;
     let _ = writeln!(
         text,
-        "{name:>6} {:>12} {:>11} {:>11} {:>9} {:>9} {:>8.4} {:>8.4} {:>9} {:>9} {:>9} {:>7} {:>7}",
+        "{name:>6} {:>12} {:>11} {:>11} {:>9} {:>9} {:>8.4} {:>8.4} {:>8} {:>9} {:>9} {:>9} {:>7} {:>7}",
         c.commands,
         human(c.read_bytes),
         human(c.write_bytes),
@@ -123,6 +125,7 @@ fn row(text: &mut String, name: &str, queue: &QueueReport) {
         c.cq_doorbell_writes,
         queue.doorbell_writes_per_io,
         queue.interrupts_per_io,
+        c.interrupts_spared,
         c.arms_won,
         c.arms_lost,
         c.wakeups,

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, os::fd::OwnedFd, path::Path, sync::Arc, time::Instant};
 
 use block::BlockDevice;
-use controller::{Config, DoorbellCommand, NvmeFunction, PciId};
+use controller::{Config, DoorbellCommand, DoorbellMode, NvmeFunction, PciId};
 use pci::{PciFunction, Wait};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -117,7 +117,7 @@ fn configs(args: &ServeArgs) -> Result<Vec<Config>, Failure> {
         config.doorbell_command = doorbell_command;
         config.io_queues = args.queues;
         config.queue_entries = args.queue_depth;
-        config.shadow_doorbells = !args.no_shadow;
+        config.doorbells = args.doorbells.mode();
         config.check().map_err(|error| Failure::usage(error.to_string()))?;
         configs.push(config);
     }
@@ -177,11 +177,15 @@ fn greeting(devices: &[DeviceArg], configs: &[Config]) -> String {
         let absolute = std::path::absolute(socket).unwrap_or_else(|_| socket.clone());
         let socket = absolute.display().to_string();
         text.push_str(&format!(
-            "shadowbell: listening on {socket} (serial {}, {} I/O queues of up to {} entries, shadow doorbells {})\n",
+            "shadowbell: listening on {socket} (serial {}, {} I/O queues of up to {} entries, {})\n",
             config.serial,
             config.io_queues,
             config.queue_entries,
-            if config.shadow_doorbells { "offered" } else { "off" },
+            match config.doorbells {
+                DoorbellMode::Shadow => "shadow doorbells offered",
+                DoorbellMode::Mapped => "mapped doorbells offered",
+                DoorbellMode::Register => "doorbells by register",
+            },
         ));
         for (nsid, disk) in (1..).zip(&config.namespaces) {
             text.push_str(&format!("  namespace {nsid}: {}\n", describe(disk.as_ref())));

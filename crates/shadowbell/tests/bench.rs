@@ -243,10 +243,25 @@ impl Drop for Serving {
 }
 
 #[test]
+fn mapped_doorbells_are_measured_on_a_device_that_was_started_with_them() {
+    for target in [&[][..], &["--target", "in-process"]] {
+        let words =
+            ["bench", "--doorbells", "mapped", "--iodepth", "4", "--runtime", "100ms", "--output-format", "json"];
+        let report = json(&[&words[..], target].concat());
+        let rows = report["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 1, "{target:?}");
+        assert_eq!((rows[0]["doorbells"].as_str(), rows[0]["counted_by"].as_str()), (Some("mapped"), Some("device")));
+        assert_eq!(rows[0]["register_writes_per_io"], 0.0, "none reaches the device as a message");
+        assert!(rows[0]["driver"]["sq_register_writes"].as_u64() > Some(0), "{}", rows[0]);
+        assert_eq!(rows[0]["driver"]["sq_spared"], 0);
+    }
+}
+
+#[test]
 fn a_server_that_runs_already_is_measured_identified_and_left_running() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("s.sock");
-    let mut serving = Serving::start(&socket, &["--serial", "S123", "--no-shadow"]);
+    let mut serving = Serving::start(&socket, &["--serial", "S123", "--doorbells", "register"]);
     let target = format!("socket:{}", socket.display());
     let bench = ["bench", "--target", &target, "--iodepth", "4", "--runtime", "50ms", "--output-format", "json"];
     let report = json(&bench);
@@ -256,7 +271,7 @@ fn a_server_that_runs_already_is_measured_identified_and_left_running() {
     assert!(report["notes"].to_string().contains("no shadow doorbells"), "{report}");
     let (code, _, stderr) = run(&[&bench[..], &["--doorbells", "shadow"]].concat());
     assert_eq!(code, 1);
-    assert!(stderr.contains("--no-shadow"), "{stderr}");
+    assert!(stderr.contains("--doorbells mapped or register"), "{stderr}");
     let identify = json(&["identify", &target, "--output-format", "json"]);
     assert_eq!(identify["id_ctrl"]["sn"], "S123");
     assert_eq!(identify["id_ctrl"]["oacs"].as_u64().unwrap() & 0x100, 0);

@@ -177,6 +177,23 @@ fn the_greeting_holds_the_arguments_for_the_vmm() {
 }
 
 #[test]
+fn the_greeting_says_which_doorbells_there_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s.sock");
+    for (args, said) in [
+        (&[][..], "shadow doorbells offered"),
+        (&["--doorbells", "auto"], "shadow doorbells offered"),
+        (&["--doorbells", "shadow"], "shadow doorbells offered"),
+        (&["--doorbells", "mapped"], "mapped doorbells offered"),
+        (&["--doorbells", "register"], "doorbells by register"),
+    ] {
+        let serving = Serving::start(&[&["serve", "null:1G", "--socket", text(&socket)], args].concat());
+        assert!(serving.greeting[0].contains(said), "{}", serving.greeting[0]);
+        assert_eq!(serving.end().0, 0);
+    }
+}
+
+#[test]
 fn signals_print_statistics_and_end_the_server_cleanly() {
     let dir = tempfile::tempdir().unwrap();
     let (socket, stats) = (dir.path().join("s.sock"), dir.path().join("stats.json"));

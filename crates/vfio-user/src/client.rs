@@ -19,8 +19,9 @@ use crate::{
     codec::{
         Capabilities, MAJOR, MINOR, VersionError,
         wire::{
-            self, DeviceInfo, DmaMap, DmaUnmap, FLAG_ERROR, FLAG_NO_REPLY, Header, IrqInfo, MAX_MESSAGE_FDS,
-            MultiWrite, RegionAccess, RegionInfo, SetIrqs, TYPE_COMMAND, Version, command, irq,
+            self, CapHeader, DeviceInfo, DmaMap, DmaUnmap, FLAG_ERROR, FLAG_NO_REPLY, Header, IrqInfo, MAX_MESSAGE_FDS,
+            MultiWrite, RegionAccess, RegionInfo, SetIrqs, SparseArea, SparseMmap, TYPE_COMMAND, Version, command, irq,
+            region,
         },
     },
     framing::{Incoming, Outgoing, Received, send_with_fds},
@@ -103,6 +104,20 @@ impl ClientError {
     }
 }
 
+/// The longest description of a region that is asked for, in bytes.
+const MAX_REGION_INFO: u32 = 64 << 10;
+
+/// A region and what of it can be mapped.
+#[derive(Debug)]
+pub struct MappableRegion {
+    /// The region.
+    pub info: RegionInfo,
+    /// The areas, inside the region; none when nothing can be mapped, one of the region's size when all can.
+    pub areas: Vec<SparseArea>,
+    /// The file. An area starts in it at [`RegionInfo::offset`] and its own offset.
+    pub fd: Option<OwnedFd>,
+}
+
 /// A connection to a vfio-user server.
 #[derive(Debug)]
 pub struct Client {
@@ -173,6 +188,34 @@ impl Client {
             let (info, _) = RegionInfo::split(payload).ok_or(TOO_SHORT)?;
             if info.index == index { Ok(info) } else { Err(OTHER) }
         })
+    }
+
+    /// DEVICE_GET_REGION_INFO with the areas of the region that can be mapped.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn mappable_region(&mut self, index: u32) -> Result<MappableRegion, ClientError> {
+        let mut argsz = 32;
+        // Once to learn how much there is, and once with room for it.
+        loop {
+            let request = RegionInfo { argsz, index, ..RegionInfo::default() };
+            let (region, wanted) =
+                self.call_with_fds(command::DEVICE_GET_REGION_INFO, &[request.as_bytes()], &[], |payload, fds| {
+                    let (info, _) = RegionInfo::split(payload).ok_or(TOO_SHORT)?;
+                    if info.index != index {
+                        return Err(OTHER);
+                    }
+                    if info.argsz > argsz && argsz == 32 {
+                        return Ok((MappableRegion { info, areas: Vec::new(), fd: None }, Some(info.argsz)));
+                    }
+                    let areas = if info.flags & region::FLAG_MMAP == 0 { Vec::new() } else { areas(&info, payload)? };
+                    Ok((MappableRegion { info, areas, fd: fds.drain(..).next() }, None))
+                })?;
+            match wanted {
+                Some(wanted) if wanted <= MAX_REGION_INFO => argsz = wanted,
+                _ => return Ok(region),
+            }
+        }
     }
 
     /// DEVICE_GET_IRQ_INFO.
@@ -366,6 +409,17 @@ impl Client {
         fds: &[BorrowedFd<'_>],
         parse: impl FnOnce(&[u8]) -> Result<T, &'static str>,
     ) -> Result<T, ClientError> {
+        self.call_with_fds(command, parts, fds, |payload, _| parse(payload))
+    }
+
+    /// As [`Client::call`]; `parse` also gets the descriptors of the answer.
+    fn call_with_fds<T>(
+        &mut self,
+        command: u16,
+        parts: &[&[u8]],
+        fds: &[BorrowedFd<'_>],
+        parse: impl FnOnce(&[u8], &mut Vec<OwnedFd>) -> Result<T, &'static str>,
+    ) -> Result<T, ClientError> {
         self.guarded(|this| {
             let deadline = Instant::now() + this.options.timeout;
             let id = this.send(command, 0, parts, fds, deadline)?;
@@ -422,7 +476,7 @@ impl Client {
         &mut self,
         id: u16,
         command: u16,
-        parse: impl FnOnce(&[u8]) -> Result<T, &'static str>,
+        parse: impl FnOnce(&[u8], &mut Vec<OwnedFd>) -> Result<T, &'static str>,
         deadline: Instant,
     ) -> Result<T, ClientError> {
         let name = command::name(command);
@@ -446,7 +500,7 @@ impl Client {
                     let error = io::Error::from_raw_os_error(i32::try_from(header.error).unwrap_or(0));
                     return Err(ClientError::Refused { command: name, error });
                 }
-                return parse(payload).map_err(bad);
+                return parse(payload, message.fds).map_err(bad);
             }
             match self.incoming.receive(self.socket.as_fd()) {
                 Ok(Received::Bytes) => {}
@@ -470,6 +524,33 @@ impl Client {
             Err(errno) => Err(ClientError::Io(errno.into())),
         }
     }
+}
+
+/// The areas that an answer names for a region with the mmap flag.
+fn areas(info: &RegionInfo, payload: &[u8]) -> Result<Vec<SparseArea>, &'static str> {
+    let mut at = if info.flags & region::FLAG_CAPS != 0 { info.cap_offset } else { 0 };
+    while at != 0 {
+        let capability = usize::try_from(at).ok().and_then(|at| payload.get(at..)).ok_or(TOO_SHORT)?;
+        let (header, body) = CapHeader::split(capability).ok_or(TOO_SHORT)?;
+        if header.id == region::CAP_SPARSE_MMAP {
+            let (sparse, mut rest) = SparseMmap::split(body).ok_or(TOO_SHORT)?;
+            let mut areas = Vec::new();
+            for _ in 0..sparse.count {
+                let (area, behind) = SparseArea::split(rest).ok_or(TOO_SHORT)?;
+                if area.offset.checked_add(area.size).is_none_or(|end| end > info.size) {
+                    return Err("an area outside of its region");
+                }
+                areas.push(area);
+                rest = behind;
+            }
+            return Ok(areas);
+        }
+        if header.next <= at && header.next != 0 {
+            return Err("capabilities that go backwards");
+        }
+        at = header.next;
+    }
+    Ok(vec![SparseArea { offset: 0, size: info.size }])
 }
 
 const TOO_SHORT: &str = "too short";

@@ -4,7 +4,9 @@ use std::{
     collections::VecDeque,
     io::{IoSlice, IoSliceMut},
     mem::MaybeUninit,
-    os::fd::{BorrowedFd, OwnedFd},
+    ops::Range,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
 };
 
 use rustix::{
@@ -174,6 +176,8 @@ impl Incoming {
 pub(crate) struct Outgoing {
     buffer: Vec<u8>,
     sent: usize,
+    /// Descriptors, in order, each with the range in `buffer` of its message.
+    fds: VecDeque<(Range<usize>, Arc<OwnedFd>)>,
 }
 
 impl Outgoing {
@@ -193,6 +197,13 @@ impl Outgoing {
         &mut self.buffer[start..]
     }
 
+    /// Appends an answer that carries a descriptor.
+    pub(crate) fn reply_with_fd(&mut self, request: &Header, payload: &[u8], fd: Arc<OwnedFd>) {
+        let start = self.buffer.len();
+        self.reply(request, payload, 0);
+        self.fds.push_back((start..self.buffer.len(), fd));
+    }
+
     /// Appends an answer that says what failed.
     pub(crate) fn error(&mut self, request: &Header, errno: Errno) {
         let error = u32::try_from(errno.raw_os_error()).unwrap_or_default();
@@ -203,11 +214,14 @@ impl Outgoing {
     /// Sends as much as the peer takes.
     pub(crate) fn flush(&mut self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         while self.sent < self.buffer.len() {
-            match send(socket, &self.buffer[self.sent..], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            match self.send(socket) {
                 Ok(n) => self.sent += n,
                 Err(Errno::AGAIN) => {
                     // Keeps the buffer from growing at its front.
                     self.buffer.drain(..self.sent);
+                    for (range, _) in &mut self.fds {
+                        *range = range.start - self.sent..range.end - self.sent;
+                    }
                     self.sent = 0;
                     return Ok(());
                 }
@@ -219,6 +233,23 @@ impl Outgoing {
         self.buffer.shrink_to(4 * BUFFER);
         self.sent = 0;
         Ok(())
+    }
+
+    /// One system call. A message with a descriptor goes by itself: the reader is given the descriptor together with the first
+    /// byte of what was sent at a time, and must take it for that message's.
+    fn send(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
+        match self.fds.front() {
+            Some((range, fd)) if range.start == self.sent => {
+                let sent = send_with_fds(socket, &[IoSlice::new(&self.buffer[range.clone()])], &[fd.as_fd()])?;
+                // The rest of the message, if any is left, needs no descriptor.
+                self.fds.pop_front();
+                Ok(sent)
+            }
+            next => {
+                let end = next.map_or(self.buffer.len(), |(range, _)| range.start);
+                send(socket, &self.buffer[self.sent..end], SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+            }
+        }
     }
 }
 
@@ -356,5 +387,32 @@ mod tests {
         drop(far);
         out.error(&request, Errno::INVAL);
         assert_eq!(out.flush(near.as_fd()), Err(Errno::PIPE), "and no SIGPIPE");
+    }
+
+    #[test]
+    fn answers_take_their_descriptors_with_them_also_past_a_reader_who_is_slow() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let fd: Arc<OwnedFd> = Arc::new(UnixStream::pair().unwrap().0.into());
+        let mut out = Outgoing::default();
+        let mut expected = Vec::new();
+        for id in 0..300u16 {
+            let request = Header { message_id: id, command: 9, size: 32, flags: 0, error: 0 };
+            let low = id.to_le_bytes()[0];
+            match id % 5 {
+                0 => out.reply(&request, &[], 20000).fill(low),
+                1 | 2 => out.reply_with_fd(&request, &[low; 48], fd.clone()),
+                _ => out.reply(&request, &[low; 8], 0).fill(low),
+            }
+            let len = [20016, 64, 64, 24, 24][usize::from(id % 5)];
+            expected.push((id, len, usize::from(matches!(id % 5, 1 | 2))));
+        }
+        let (mut incoming, mut got) = (Incoming::new(), Vec::new());
+        while out.backlog() > 0 {
+            out.flush(near.as_fd()).unwrap();
+            got.extend(drain(&mut incoming, &far));
+        }
+        got.extend(drain(&mut incoming, &far));
+        assert_eq!(got, expected);
+        assert_eq!((Arc::strong_count(&fd), incoming.surplus_fds), (1, 0), "none is kept");
     }
 }

@@ -40,7 +40,7 @@ mod session;
 mod statistics;
 mod worker;
 
-pub use client::{Client, ClientError, ClientOptions};
+pub use client::{Client, ClientError, ClientOptions, MappableRegion};
 pub use device::Device;
 pub use listener::BindError;
 pub use server::{Server, ServerOptions};

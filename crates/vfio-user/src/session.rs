@@ -6,7 +6,7 @@ use std::{
 };
 
 use dma::{AddressSpace, Backing, MapError, MemoryMap, Protection};
-use pci::{CONFIG_SPACE_SIZE, PciFunction};
+use pci::{CONFIG_SPACE_SIZE, MappableArea, PciFunction};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
@@ -14,8 +14,8 @@ use crate::{
     codec::{
         Capabilities, MAJOR, MINOR, Request, decode,
         wire::{
-            self, DeviceInfo, DmaMap, DmaUnmap, Header, MultiWrite, RegionAccess, RegionInfo, RegionIoFds, Version,
-            region,
+            self, CapHeader, DeviceInfo, DmaMap, DmaUnmap, Header, MultiWrite, RegionAccess, RegionInfo, RegionIoFds,
+            SparseArea, SparseMmap, Version, region,
         },
     },
     framing::{Message, Outgoing},
@@ -59,6 +59,7 @@ pub(crate) struct Session {
     has_shared_memory: bool,
     warned: bool,
     refusal_logged: bool,
+    unmappable_logged: bool,
     sigbus_events: u64,
 }
 
@@ -74,6 +75,7 @@ impl Session {
             has_shared_memory: false,
             warned: false,
             refusal_logged: false,
+            unmappable_logged: false,
             sigbus_events: dma::sigbus::events(),
         }
     }
@@ -152,7 +154,7 @@ impl Session {
             Request::DmaMap(map) => self.dma_map(&map, fds, function).map(|()| self.reply(&header, &[], out)),
             Request::DmaUnmap(unmap) => self.dma_unmap(&header, &unmap, function),
             Request::DeviceInfo(info) => self.device_info(&header, &info, out),
-            Request::RegionInfo(info) => self.region_info(&header, &info, out),
+            Request::RegionInfo(info) => self.region_info(&header, &info, function, out),
             Request::RegionIoFds(info) => self.region_io_fds(&header, &info, out),
             Request::IrqInfo(info) => match self.irqs.info(info.index) {
                 Some(answer) if info.argsz >= answer.argsz => {
@@ -198,6 +200,7 @@ impl Session {
     /// The client is gone: takes everything away from the function and starts its reset.
     pub(crate) fn end<F: PciFunction + ?Sized>(mut self, function: &mut F) -> Draining {
         function.reset();
+        function.revoke();
         self.irqs.disconnect(function);
         let mut retired = std::mem::take(&mut self.retired);
         retired.push(Arc::downgrade(&self.space.snapshot()));
@@ -362,16 +365,50 @@ impl Session {
         }
     }
 
-    fn region_info(&self, header: &Header, info: &RegionInfo, out: &mut Outgoing) -> Result<(), Errno> {
+    fn region_info<F: PciFunction + ?Sized>(
+        &mut self,
+        header: &Header,
+        info: &RegionInfo,
+        function: &F,
+        out: &mut Outgoing,
+    ) -> Result<(), Errno> {
         let size = self.region_size(info.index).ok_or(Errno::INVAL)?;
         if info.argsz < 32 {
             return Err(Errno::INVAL);
         }
-        // No mmap anywhere: one such region, and QEMU waits for the answer to every write.
         let flags = if size > 0 { region::FLAG_READ | region::FLAG_WRITE } else { 0 };
         let answer = RegionInfo { argsz: 32, flags, index: info.index, cap_offset: 0, size, offset: 0 };
-        self.reply(header, answer.as_bytes(), out);
+        // One region that can be mapped, and QEMU waits for the answer to every write.
+        match self.mappable(info.index, size, function) {
+            None => self.reply(header, answer.as_bytes(), out),
+            Some(_) if header.no_reply() => {}
+            Some(area) => out.reply_with_fd(header, &sparse(answer, info.argsz, &area), area.fd),
+        }
         Ok(())
+    }
+
+    /// The area of a region that the function lets be mapped, if this host's pages allow it.
+    fn mappable<F: PciFunction + ?Sized>(&mut self, index: u32, size: u64, function: &F) -> Option<MappableArea> {
+        if index > region::BAR_LAST || size == 0 {
+            return None;
+        }
+        let area = function.mappable(bar_slot(index))?;
+        let page = dma::page_size();
+        let whole = area.len > 0 && area.offset.is_multiple_of(page) && area.len.is_multiple_of(page);
+        if whole && area.offset.checked_add(area.len).is_some_and(|end| end <= size) {
+            return Some(area);
+        }
+        if !std::mem::replace(&mut self.unmappable_logged, true) {
+            let MappableArea { offset, len, .. } = area;
+            tracing::warn!(
+                bar = index,
+                offset,
+                len,
+                page,
+                "an area is not made of this host's pages: accesses are trapped"
+            );
+        }
+        None
     }
 
     fn region_io_fds(&self, header: &Header, info: &RegionIoFds, out: &mut Outgoing) -> Result<(), Errno> {
@@ -440,6 +477,28 @@ impl Session {
             self.write(write.region.get(), write.offset.get(), bytes, function, stats);
         }
     }
+}
+
+/// The answer about a region with an area that can be mapped. Who has no room for the area is told how much it takes
+/// (`linux/vfio.h`: argsz, cap_offset).
+fn sparse(answer: RegionInfo, argsz: u32, area: &MappableArea) -> Vec<u8> {
+    const FULL: usize = RegionInfo::SIZE + CapHeader::SIZE + SparseMmap::SIZE + SparseArea::SIZE;
+    const FULL_U32: u32 = FULL as u32;
+    let room = argsz >= FULL_U32;
+    let answer = RegionInfo {
+        argsz: FULL_U32,
+        flags: answer.flags | region::FLAG_MMAP | region::FLAG_CAPS,
+        cap_offset: if room { 32 } else { 0 },
+        ..answer
+    };
+    let mut payload = answer.as_bytes().to_vec();
+    if room {
+        payload.extend_from_slice(CapHeader { id: region::CAP_SPARSE_MMAP, version: 1, next: 0 }.as_bytes());
+        payload.extend_from_slice(SparseMmap { count: 1, reserved: 0 }.as_bytes());
+        payload.extend_from_slice(SparseArea { offset: area.offset, size: area.len }.as_bytes());
+        debug_assert_eq!(payload.len(), FULL);
+    }
+    payload
 }
 
 /// The slot of a region that [`Session::fits`] found to be a BAR with bytes in it.

@@ -11,7 +11,9 @@ use std::{
 
 use shadowbell_vfio_user::{
     Client, ClientError, ClientOptions,
-    codec::wire::{FLAG_ERROR, Header, RegionAccess, TYPE_REPLY, command},
+    codec::wire::{
+        CapHeader, FLAG_ERROR, Header, RegionAccess, RegionInfo, SparseArea, SparseMmap, TYPE_REPLY, command, region,
+    },
 };
 use zerocopy::IntoBytes;
 
@@ -141,4 +143,44 @@ fn what_cannot_be_sent_is_refused_before_it_is() {
     assert!(matches!(client.region_write_posted(0, 0, &[0; 65]), Err(ClientError::Argument(_))));
     assert!(matches!(client.region_write_multi_posted(&[]), Err(ClientError::Argument(_))));
     client.reset().expect("nothing was sent");
+}
+
+#[test]
+fn descriptions_of_regions_that_lie_are_refused() {
+    const FLAGS: u32 = region::FLAG_MMAP | region::FLAG_CAPS;
+    let info = RegionInfo { argsz: 32, flags: FLAGS, index: 0, cap_offset: 32, size: 0x4000, offset: 0 };
+    let cap = |id, next| CapHeader { id, version: 1, next }.as_bytes().to_vec();
+    let sparse = |count, areas: &[(u64, u64)]| {
+        let mut bytes =
+            [cap(region::CAP_SPARSE_MMAP, 0), SparseMmap { count, reserved: 0 }.as_bytes().to_vec()].concat();
+        areas.iter().for_each(|(offset, size)| {
+            bytes.extend_from_slice(SparseArea { offset: *offset, size: *size }.as_bytes());
+        });
+        bytes
+    };
+    let lies = [
+        ("a list outside of the answer", RegionInfo { cap_offset: 4096, ..info }, Vec::new()),
+        ("half a capability", info, vec![0; 7]),
+        ("a list that turns round", info, cap(9, 32)),
+        ("a list that goes backwards", info, cap(9, 8)),
+        ("more areas than there are", info, sparse(2, &[(0, 0x1000)])),
+        ("very many areas", info, sparse(u32::MAX, &[(0, 0x1000)])),
+        ("an area that is too long", info, sparse(1, &[(0x1000, 0x4000)])),
+        ("an area that wraps", info, sparse(1, &[(u64::MAX, 2)])),
+        ("another region", RegionInfo { index: 1, ..info }, sparse(1, &[(0, 0x1000)])),
+    ];
+    for (lie, info, list) in lies {
+        let (client, thread) = server(PLAIN, move |h| reply(h, &[info.as_bytes(), &list].concat()));
+        let error = client.unwrap().mappable_region(0).unwrap_err();
+        assert!(matches!(error, ClientError::Protocol { command: "DEVICE_GET_REGION_INFO", .. }), "{lie}: {error}");
+        thread.join().unwrap();
+    }
+    // Without a list the whole region can be mapped, and one that would be enormous is left alone.
+    for (argsz, cap_offset, areas) in [(32, 0, 1), (u32::MAX, 32, 0)] {
+        let info = RegionInfo { argsz, cap_offset, ..info };
+        let (client, thread) = server(PLAIN, move |h| reply(h, info.as_bytes()));
+        let region = client.unwrap().mappable_region(0).unwrap();
+        assert_eq!((region.areas.len(), region.fd.is_some()), (areas, false));
+        thread.join().unwrap();
+    }
 }

@@ -69,8 +69,8 @@ pub(crate) const SHADOWBELL: Device = Device {
 
 pub(crate) const REGISTERS: Device = Device {
     name: "shadowbell-registers",
-    about: "shadowbell serve --no-shadow: doorbell registers only",
-    kind: Kind::Shadowbell { args: &["--no-shadow"], spins: false },
+    about: "shadowbell serve --doorbells register: doorbell registers only",
+    kind: Kind::Shadowbell { args: &["--doorbells", "register"], spins: false },
     usual: false,
 };
 

@@ -136,7 +136,8 @@ fn reference(disks: &[&Path], args: &[&str]) -> Result<Disk> {
         .collect();
     let properties = match args {
         [] => String::new(),
-        ["--no-shadow"] => "dbcs=off".to_owned(),
+        // Mapped registers are registers all the same.
+        ["--doorbells", "register" | "mapped"] => "dbcs=off".to_owned(),
         ["--queue-depth", depth] => format!("mqes={}", depth.parse::<u32>().context("--queue-depth")? - 1),
         _ => bail!("QEMU's device has no equal of {args:?}"),
     };

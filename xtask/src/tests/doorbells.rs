@@ -1,12 +1,16 @@
 //! Shadow doorbells, registers, and queues of extreme sizes.
 
 use std::path::Path;
+use std::time::Duration;
 
 use super::bench::{Bench, LIMIT};
 use crate::fault::{Context, Result, ensure};
+use crate::qemu::GuestConfig;
 use crate::stats::Stats;
 
 const RANDOM_READ: &str = include_str!("../../guest/tests/random-read.sh");
+const EXT4: &str = include_str!("../../guest/tests/ext4.sh");
+const REBIND: &str = include_str!("../../guest/tests/rebind.sh");
 const DEPTH: &str = include_str!("../../guest/tests/depth.sh");
 
 /// Reads of `random-read.sh`.
@@ -45,7 +49,7 @@ pub(super) fn shadow_doorbells_are_used(bench: &mut Bench) -> Result<()> {
 /// The same without the offer of shadow doorbells, and data comes back right too.
 pub(super) fn registers_alone_work(bench: &mut Bench) -> Result<()> {
     let image = bench.image("disk.img", 1024)?;
-    let mut served = bench.serve(&[&image], &["--no-shadow"])?;
+    let mut served = bench.serve(&[&image], &["--doorbells", "register"])?;
     let script = format!("{RANDOM_READ}{DEPTH}echo measured\nread go\n");
     let config = bench.config(&served, &script);
     let mut guest = bench.boot(&config)?;
@@ -63,6 +67,55 @@ pub(super) fn registers_alone_work(bench: &mut Bench) -> Result<()> {
         ensure!(totals.cq_doorbell_writes > 0, "no CQ doorbell register writes were counted");
     }
     served.stop()?;
+    Ok(())
+}
+
+const MAPPED: [&str; 2] = ["--doorbells", "mapped"];
+
+/// A driver that is offered no shadow doorbells writes registers, and no write leaves the guest.
+pub(super) fn mapped_doorbells_are_no_messages(bench: &mut Bench) -> Result<()> {
+    let mut served = bench.serve(&[Path::new("null:64G")], &MAPPED)?;
+    let config = bench.config(&served, &format!("{RANDOM_READ}echo measured\nread go\n"));
+    let mut guest = bench.boot(&config)?;
+    guest.wait_for("measured", LIMIT)?;
+    let stats = served.stats()?;
+    guest.release()?;
+    guest.succeed(LIMIT)?;
+    ensure!(guest.value("oacs", "dbbuf").as_deref() == Some("0"), "OACS offers Doorbell Buffer Config");
+    if let Some(stats) = stats {
+        ensure!(stats.totals.commands >= READS, "{} commands for {READS} reads", stats.totals.commands);
+        register_writes_are_rare(&stats)?;
+    }
+    served.stop()?;
+    Ok(())
+}
+
+/// A guest that restarts, one after it on the same server, and a driver that is taken off and put back under load.
+pub(super) fn mapped_doorbells_survive_reboots_and_rebinds(bench: &mut Bench) -> Result<()> {
+    let image = bench.image("disk.img", 256)?;
+    let mut served = bench.serve(&[&image], &MAPPED)?;
+    let config = GuestConfig { may_reboot: true, ..bench.config(&served, EXT4) };
+    let mut guest = bench.boot(&config)?;
+    guest.wait_for("written", LIMIT)?;
+    guest.wait_for("verified, boot 1", LIMIT)?;
+    guest.succeed(LIMIT)?;
+    bench.rig.e2fsck(&image)?;
+    bench.run(&served, REBIND, Duration::from_secs(300))?;
+    if let Some(stats) = served.stats()? {
+        register_writes_are_rare(&stats)?;
+    }
+    served.stop()?;
+    Ok(())
+}
+
+/// Of all queues, the admin queue among them: what the VMM traps while it moves the BAR, at most.
+fn register_writes_are_rare(stats: &Stats) -> Result<()> {
+    let Stats { device, queues, .. } = stats;
+    ensure!(device.mapped_doorbells && device.doorbell_buffer_config == 0, "doorbells are not mapped");
+    let (commands, writes) = queues.iter().map(|queue| queue.counters).fold((0, 0), |(commands, writes), c| {
+        (commands + c.commands, writes + c.sq_doorbell_writes + c.cq_doorbell_writes)
+    });
+    ensure!(writes * 1000 <= commands, "{writes} register writes were messages, of {commands} commands");
     Ok(())
 }
 

@@ -54,6 +54,12 @@ const TESTS: &[Test] = &[
     Test { name: "fio_verifies_random_writes", kernels: BOTH, run: data::fio_verifies_random_writes },
     Test { name: "shadow_doorbells_are_used", kernels: BOTH, run: doorbells::shadow_doorbells_are_used },
     Test { name: "registers_alone_work", kernels: BOTH, run: doorbells::registers_alone_work },
+    Test { name: "mapped_doorbells_are_no_messages", kernels: BOTH, run: doorbells::mapped_doorbells_are_no_messages },
+    Test {
+        name: "mapped_doorbells_survive_reboots_and_rebinds",
+        kernels: OLD,
+        run: doorbells::mapped_doorbells_survive_reboots_and_rebinds,
+    },
     Test { name: "twenty_resets_under_load", kernels: BOTH, run: management::twenty_resets_under_load },
     Test { name: "twenty_rebinds_under_load", kernels: BOTH, run: management::twenty_rebinds_under_load },
     Test { name: "discard_and_zeroes_make_holes", kernels: OLD, run: data::discard_and_zeroes_make_holes },

@@ -4,8 +4,8 @@ use nvme::{
     NSID_BROADCAST, Status, SubmissionQueueEntry,
     admin::{GetFeatures, SetFeatures},
     features::{
-        FeatureId, InterruptVectorConfig, NumberOfQueues, PowerManagement, Select, TemperatureThreshold,
-        async_event_config, capability,
+        FeatureId, InterruptCoalescing, InterruptVectorConfig, NumberOfQueues, PowerManagement, Select,
+        TemperatureThreshold, async_event_config, capability,
     },
     logs::{AsyncEvent, AsyncEventType, LogId, async_smart},
 };
@@ -54,6 +54,14 @@ impl Features {
             write_atomicity: 0,
             async_events: 0,
         }
+    }
+
+    /// The completions that an interrupt of a vector waits for, and how long, in units of 100 us; `None` where interrupts are not
+    /// put off (NVMe Base 2.1 §5.1.25.2.2, §5.1.25.2.3).
+    pub(crate) fn coalescing(&self, vector: u16) -> Option<(u16, u8)> {
+        let InterruptCoalescing { threshold_z, time_100us } = InterruptCoalescing::from_dword(self.coalescing);
+        let disabled = self.vector_config.get(usize::from(vector)).is_none_or(|cd| *cd);
+        (!disabled && threshold_z > 0 && time_100us > 0).then_some((u16::from(threshold_z) + 1, time_100us))
     }
 
     /// Whether the temperature is past a threshold.

@@ -7,7 +7,8 @@
 //!
 //! Time does not pass here. The function gets its turns as its owner in production gives them ([`pci::PciFunction`]), and
 //! when it says that it may sleep, only a register write, a configuration write, new memory, an unmasked line or a readable
-//! descriptor wakes it. Its slow look ([`pci::Wait::Until`] with a time) never comes. So a wake-up or an interrupt that is lost is no
+//! descriptor wakes it. Its slow look ([`pci::Wait::Until`] with a time) never comes, unless the test lets the
+//! clock run ([`Machine::clock`]). So a wake-up or an interrupt that is lost is no
 //! time-out: [`Machine::run_until`] sees at once that nothing will ever happen.
 #![allow(dead_code, reason = "each test binary uses a part")]
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
@@ -26,6 +27,7 @@ use std::{
 };
 
 use block::{BlockDevice, RamDevice};
+use dma::{Cell32, Mapping, Protection, Window};
 use nvme::{
     CompletionQueueEntry,
     registers::{Cc, Csts, offset},
@@ -60,11 +62,13 @@ pub struct Setup {
     /// Entries of the admin queues.
     pub admin_depth: u32,
     pub signal: Signal,
+    /// How the admin queue's positions are told.
+    pub admin_bells: Bells,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { layout: Layout::High, mps: 0, admin_depth: 32, signal: Signal::Msix }
+        Self { layout: Layout::High, mps: 0, admin_depth: 32, signal: Signal::Msix, admin_bells: Bells::Register }
     }
 }
 
@@ -88,6 +92,10 @@ pub struct Machine {
     awake: bool,
     /// Until when the function may sleep at most; the clock never gets there.
     pub until: Option<Instant>,
+    /// A sleep that ends by the clock is over at once.
+    pub clock: bool,
+    /// The doorbell registers, where the function lets them be mapped; looked up when they are first used.
+    doorbells: Option<Window>,
     /// The last look at the function found nothing to do; its owner arms the wake-ups next.
     idle: bool,
 }
@@ -134,6 +142,8 @@ impl Machine {
             line: None,
             awake: true,
             until: None,
+            clock: false,
+            doorbells: None,
             idle: false,
         }
     }
@@ -211,8 +221,9 @@ impl Machine {
         self.write64(offset::ASQ, sq);
         self.write64(offset::ACQ, cq);
         self.connect(0);
-        self.add_cq(0, depth, cq, Some(0), Bells::Register);
-        self.add_sq(0, depth, sq, 0, Bells::Register);
+        let bells = self.setup.admin_bells;
+        self.add_cq(0, depth, cq, Some(0), bells);
+        self.add_sq(0, depth, sq, 0, bells);
     }
 
     /// Enables the controller and waits until it is ready (NVMe Base 2.1 §3.5.1).
@@ -284,6 +295,22 @@ impl Machine {
     pub fn counters(&self, qid: u16) -> QueueCounters {
         let report = self.function.report();
         report.queues.iter().find(|q| q.qid == Some(qid)).map_or_else(QueueCounters::default, |q| q.counters)
+    }
+
+    /// A doorbell register as a guest sees it that has it mapped; `offset` is in BAR 0.
+    pub fn mapped_register(&mut self, offset: u64) -> Cell32 {
+        let function = &self.function;
+        let window = self.doorbells.get_or_insert_with(|| {
+            let area = function.mappable(0).expect("doorbells that can be mapped");
+            assert_eq!((area.offset, area.len), (0x1000, 0x1000));
+            Mapping::of_file(area.fd.as_fd(), area.offset, area.len, Protection::READ_WRITE).unwrap().window()
+        });
+        window.cell32(usize::try_from(offset - 0x1000).unwrap()).unwrap()
+    }
+
+    /// Looks the doorbell registers up again.
+    pub fn forget_mapping(&mut self) {
+        self.doorbells = None;
     }
 
     // ---- interrupts -----------------------------------------------------------------------------------------------------
@@ -362,7 +389,7 @@ impl Machine {
     /// something happened: `false` when the function sleeps and nothing wakes it.
     pub fn turn(&mut self) -> bool {
         if !self.awake {
-            if !self.has_readable_fd() {
+            if !self.has_readable_fd() && !(self.clock && self.until.is_some()) {
                 return false;
             }
             self.wake();
@@ -376,6 +403,12 @@ impl Machine {
             }
         }
         true
+    }
+
+    /// One poll of the function, whether it sleeps or not: something else keeps its thread awake.
+    pub fn function_poll(&mut self) {
+        self.wake();
+        self.function.poll();
     }
 
     /// Turns until the function sleeps. Interrupts are not served.

@@ -1,5 +1,7 @@
 //! The host's end of queues: submitting, reaping, doorbells.
 
+use std::sync::atomic::Ordering;
+
 use dma::Cell32;
 use doorbell::{Depth, DriverDoorbell};
 use nvme::{
@@ -18,6 +20,8 @@ pub enum Bells {
     Slot,
     /// By slot, and by register every time.
     Both,
+    /// By a register that is mapped: a store, which wakes nobody.
+    Mapped,
 }
 
 pub struct SubmissionQueue {
@@ -178,7 +182,9 @@ impl Machine {
     pub fn ring(&mut self, qid: u16) {
         let sq = self.sqs.get_mut(&qid).unwrap();
         let (tail, both) = (sq.tail, sq.bells == Bells::Both);
-        if sq.bell.advance(tail) || both {
+        if sq.bells == Bells::Mapped {
+            self.mapped_register(0x1000 + 8 * u64::from(qid)).store(tail.into(), Ordering::Release);
+        } else if sq.bell.advance(tail) || both {
             self.write_sq_doorbell(qid, tail.into());
         }
     }
@@ -229,7 +235,9 @@ impl Machine {
     pub fn ring_cq(&mut self, cqid: u16) {
         let cq = self.cqs.get_mut(&cqid).unwrap();
         let (head, both) = (cq.head, cq.bells == Bells::Both);
-        if cq.bell.advance(head) || both {
+        if cq.bells == Bells::Mapped {
+            self.mapped_register(0x1004 + 8 * u64::from(cqid)).store(head.into(), Ordering::Release);
+        } else if cq.bell.advance(head) || both {
             self.write_cq_doorbell(cqid, head.into());
         }
     }

@@ -9,7 +9,7 @@ use nvme::{
     },
     zerocopy::FromBytes,
 };
-use shadowbell_controller::Config;
+use shadowbell_controller::{Config, DoorbellMode};
 
 use crate::host::{Machine, Setup, commands, config, disk::GatedDisk, memory::Prps, ram};
 
@@ -57,7 +57,7 @@ fn the_controller_describes_itself() {
 #[test]
 fn what_is_not_on_offer_is_in_no_list() {
     let mut c = config(ram(512));
-    c.shadow_doorbells = false;
+    c.doorbells = DoorbellMode::Register;
     let mut m = Machine::boot(c, Setup::default());
     let id = IdentifyController::read_from_bytes(&identify(&mut m, Cns::CONTROLLER, 0)).unwrap();
     assert_eq!((id.oacs.get(), id.vwc & vwc::PRESENT), (0, 0));

@@ -7,6 +7,8 @@ use nvme::{
     zerocopy::FromBytes,
 };
 
+use shadowbell_controller::DoorbellMode;
+
 use crate::host::{Bells, Machine, Setup, commands, config, memory::Prps, ram, random::Random};
 
 /// The pages that exist, with their sizes in bytes.
@@ -149,14 +151,14 @@ fn the_firmware_log_names_the_revision_of_identify() {
 
 #[test]
 fn commands_in_the_effects_log_are_those_that_are_carried_out() {
-    for shadow_doorbells in [true, false] {
+    for mode in [DoorbellMode::Shadow, DoorbellMode::Mapped, DoorbellMode::Register] {
         let mut c = config(ram(512));
-        c.shadow_doorbells = shadow_doorbells;
+        c.doorbells = mode;
         let mut m = Machine::boot(c, Setup::default());
         m.create_pair(1, 16, Bells::Register);
         let page = log(&mut m, LogId::COMMAND_EFFECTS, 4096);
         let supported = |index: usize| dword(&page, index) & effects::SUPPORTED != 0;
-        assert_eq!(supported(0x7c), shadow_doorbells);
+        assert_eq!(supported(0x7c), mode == DoorbellMode::Shadow);
         let change = effects::BLOCK_CONTENT_CHANGE;
         assert!(dword(&page, 256 + 1) & change != 0 && dword(&page, 256 + 2) & change == 0);
         let unknown = Status::INVALID_OPCODE.with_dnr();

@@ -4,6 +4,7 @@
 #[path = "../host/mod.rs"]
 mod host;
 
+mod coalescing;
 mod errors;
 mod events;
 mod features;
@@ -13,10 +14,12 @@ mod interrupts;
 mod io;
 mod lifecycle;
 mod logs;
+mod mapped;
 mod memory;
 mod mixed;
 mod prp;
 mod queues;
 mod resets;
 mod shadow;
+mod sparing;
 mod wakeups;

@@ -25,6 +25,7 @@ impl Story {
             signal: random.pick(&[Signal::Msix, Signal::Intx, Signal::Polled]),
             admin_depth: random.pick(&[2, 3, 16]),
             mps: random.pick(&[0, 1]),
+            ..Setup::default()
         };
         let m = Machine::boot(config(disk.clone()), setup);
         Self { m, disk, random, log: vec![format!("seed {seed}, {setup:?}")] }

@@ -9,7 +9,7 @@ use nvme::{
     shadow::{cq_slot, sq_slot},
 };
 use pci::PciFunction;
-use shadowbell_controller::{Config, DoorbellCommand};
+use shadowbell_controller::{Config, DoorbellCommand, DoorbellMode};
 
 use crate::host::{
     Bells, Machine, Setup, commands, config,
@@ -78,7 +78,7 @@ fn it_takes_a_whole_page_of_the_hosts_size() {
 #[test]
 fn where_it_is_not_on_offer_it_is_no_opcode() {
     let mut c = config(ram(512));
-    c.shadow_doorbells = false;
+    c.doorbells = DoorbellMode::Register;
     let mut m = Machine::boot(c, Setup::default());
     m.create_pair(1, 16, Bells::Slot);
     let (a, b) = (m.buffer(4096), m.buffer(4096));

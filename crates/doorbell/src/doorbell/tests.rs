@@ -442,3 +442,99 @@ fn a_driver_that_switches_over_under_load_is_followed_from_every_leftover() {
         }
     }
 }
+
+// ---- mapped registers ---------------------------------------------------------------------------------------------------
+
+fn mapped(entries: u32, seen: u16) -> (Doorbell<Word>, Word) {
+    let register = word(0xdead_beef);
+    let mut doorbell = Doorbell::restore(depth(entries), seen);
+    doorbell.map(register.clone());
+    (doorbell, register)
+}
+
+#[test]
+fn a_mapped_register_begins_at_the_position_whatever_it_held() {
+    let (mut doorbell, register) = mapped(8, 5);
+    assert_eq!(register.load(), 5);
+    assert_eq!(doorbell.look(7), Ok(false));
+    assert!(doorbell.is_mapped() && !doorbell.has_shadow() && !doorbell.is_live());
+}
+
+#[test]
+fn a_mapped_register_is_followed_over_the_wrap_from_every_position_by_every_step() {
+    for entries in [2, 3, 8, 33] {
+        for from in 0..entries as u16 {
+            for steps in 1..entries as u16 {
+                let (mut doorbell, register) = mapped(entries, from);
+                let to = depth(entries).advance(from, steps);
+                register.store(to.into());
+                assert_eq!(doorbell.look(steps - 1), Err(Invalid { value: to.into() }), "no room for so many");
+                assert_eq!(doorbell.look(steps), Ok(false), "refused once");
+                register.store(0xabcd_0000 | u32::from(from));
+                assert_eq!(doorbell.look(steps), Ok(false), "the upper half is ignored");
+                register.store(0x1234_0000 | u32::from(to));
+                assert_eq!(doorbell.look(steps), Ok(true), "{entries} entries, {from} by {steps}");
+                assert_eq!((doorbell.seen(), doorbell.look(entries as u16 - 1)), (to, Ok(false)));
+            }
+        }
+    }
+}
+
+#[test]
+fn every_value_of_a_mapped_register_is_a_position_or_is_refused_once() {
+    for value in (0..=u16::MAX).map(u32::from).chain([0x1_0000, 0x8000_0009, u32::MAX]) {
+        let (mut doorbell, register) = mapped(10, 7);
+        register.store(value);
+        let position = value & 0xffff;
+        match (position, doorbell.look(4)) {
+            (7, Ok(false)) | (8..=9 | 0..=1, Ok(true)) => assert_eq!(u32::from(doorbell.seen()), position),
+            (_, Err(invalid)) => {
+                assert_eq!((invalid.value, doorbell.seen()), (position, 7));
+                assert!((2..=6).contains(&position) || position > 9, "{value:#x}");
+                assert_eq!(doorbell.look(4), Ok(false));
+                register.store(8);
+                assert_eq!(doorbell.look(4), Ok(true), "put right");
+            }
+            other => panic!("{value:#x}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_mapped_register_cannot_be_armed_and_says_so_after_a_look() {
+    let (mut doorbell, register) = mapped(8, 0);
+    assert_eq!(doorbell.arm(7), Armed::ByClock);
+    register.store(3);
+    assert_eq!(doorbell.arm(7), Armed::MoreWork);
+    register.store(9);
+    assert_eq!(doorbell.arm(7), Armed::Invalid(Invalid { value: 9 }));
+    assert_eq!(doorbell.arm(7), Armed::ByClock);
+    doorbell.suppress(3);
+    assert_eq!((register.load(), doorbell.seen()), (9, 3), "nothing is written there");
+}
+
+#[test]
+fn a_write_that_is_trapped_all_the_same_goes_to_the_mapped_register() {
+    let (mut doorbell, register) = mapped(8, 0);
+    assert_eq!(doorbell.ring(3, 7), Ok(()));
+    assert_eq!((doorbell.seen(), register.load()), (3, 3));
+    register.store(5);
+    assert_eq!(doorbell.look(7), Ok(true), "the next one is stored again");
+    for _ in 0..2 {
+        assert_eq!(doorbell.ring(8, 7), Err(Invalid { value: 8 }), "each write is an event of its own");
+    }
+    assert_eq!(doorbell.look(7), Ok(false));
+    assert_eq!((doorbell.ring(6, 7), doorbell.seen()), (Ok(()), 6));
+}
+
+#[test]
+fn a_mapped_register_stays_the_source_whatever_happens_to_guest_memory() {
+    let (mut doorbell, register) = mapped(8, 0);
+    doorbell.attach(word(4), word(0));
+    doorbell.suspend();
+    doorbell.resume(word(4), word(0));
+    doorbell.detach();
+    register.store(2);
+    assert_eq!(doorbell.look(7), Ok(true));
+    assert_eq!(doorbell.seen(), 2);
+}

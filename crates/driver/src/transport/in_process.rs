@@ -15,7 +15,7 @@ use dma::{AddressSpace, MemoryMap};
 use pci::{Pace, Pacer, PciFunction, PollMode, Wait};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::{PciId, Transport, cooperative, cooperative::Config, pci_setup};
+use super::{PciId, Transport, cooperative, cooperative::Config, mapped::MappedDoorbells, pci_setup};
 use crate::{error::TransportError, memory::DmaRange};
 
 /// How long one access may take. A reset waits for I/O at a backend.
@@ -71,6 +71,7 @@ pub struct InProcess<F> {
     id: PciId,
     register_bytes: u64,
     vectors: u16,
+    doorbells: Option<MappedDoorbells>,
     sender: Sender<Message<F>>,
     wake: Arc<Wake>,
     thread: Option<JoinHandle<()>>,
@@ -100,6 +101,8 @@ impl<F: PciFunction + Send + 'static> InProcess<F> {
         let id = pci_setup::identity(&mut Config(&mut function))?;
         let vectors = pci_setup::msix(&mut Config(&mut function))?.map_or(0, |(_, vectors)| vectors);
         let register_bytes = function.bars()[0].map_or(0, |bar| bar.size);
+        let area = function.mappable(0);
+        let doorbells = area.and_then(|area| MappedDoorbells::new(area.offset, area.len, &area.fd, area.offset));
         let failed = |error: std::io::Error| TransportError::Failed {
             what: "starting the device's thread",
             reason: error.to_string(),
@@ -115,7 +118,7 @@ impl<F: PciFunction + Send + 'static> InProcess<F> {
                 move || worker.run(&receiver, &wake)
             })
             .map_err(failed)?;
-        Ok(Self { id, register_bytes, vectors, sender, wake, thread: Some(thread) })
+        Ok(Self { id, register_bytes, vectors, doorbells, sender, wake, thread: Some(thread) })
     }
 
     /// Looks at the function on its thread, or does something to it.
@@ -334,8 +337,16 @@ impl<F: PciFunction + Send + std::fmt::Debug + 'static> Transport for InProcess<
         self.call("writing a register", move |worker| worker.write(offset, &value.to_le_bytes()))
     }
 
+    #[inline]
     fn ring(&self, offset: u64, value: u32) -> Result<(), TransportError> {
+        if self.doorbells.as_ref().is_some_and(|doorbells| doorbells.ring(offset, value)) {
+            return Ok(());
+        }
         self.post(Message::Ring { offset, value })
+    }
+
+    fn has_mapped_doorbells(&self) -> bool {
+        self.doorbells.is_some()
     }
 
     fn map(&self, range: &DmaRange) -> Result<(), TransportError> {

@@ -12,7 +12,7 @@ use vfio_user::{
     codec::wire::{DEVICE_FLAG_PCI, irq, region},
 };
 
-use super::{PciId, Transport, pci_setup};
+use super::{PciId, Transport, mapped::MappedDoorbells, pci_setup};
 use crate::{error::TransportError, memory::DmaRange};
 
 /// Region of the registers.
@@ -24,6 +24,8 @@ pub struct VfioUser {
     id: PciId,
     register_bytes: u64,
     vectors: u16,
+    /// Where the device offers them, ringing takes no lock, no message and no system call.
+    doorbells: Option<MappedDoorbells>,
     client: Mutex<Client>,
 }
 
@@ -46,7 +48,13 @@ impl VfioUser {
             let reason = "the server's device is not on PCI".to_owned();
             return Err(TransportError::Failed { what: "asking about the device", reason });
         }
-        let registers = client.region_info(REGISTERS).map_err(failed("asking about BAR 0"))?;
+        let registers = client.mappable_region(REGISTERS).map_err(failed("asking about BAR 0"))?;
+        let doorbells = registers.fd.as_ref().and_then(|fd| {
+            registers.areas.iter().find_map(|area| {
+                let start = registers.info.offset.checked_add(area.offset)?;
+                MappedDoorbells::new(area.offset, area.size, fd, start)
+            })
+        });
         let vectors = match client.irq_info(irq::MSIX) {
             Ok(info) => info.count,
             Err(ClientError::Refused { .. }) => 0,
@@ -55,7 +63,7 @@ impl VfioUser {
         let id = pci_setup::identity(&mut Config(&mut client))?;
         // The table of MSI-X holds 2048 vectors at most.
         let vectors = u16::try_from(vectors.min(2048)).unwrap_or(0);
-        Ok(Self { id, register_bytes: registers.size, vectors, client: Mutex::new(client) })
+        Ok(Self { id, register_bytes: registers.info.size, vectors, doorbells, client: Mutex::new(client) })
     }
 
     fn client(&self) -> MutexGuard<'_, Client> {
@@ -126,8 +134,16 @@ impl Transport for VfioUser {
         self.write(offset, &value.to_le_bytes())
     }
 
+    #[inline]
     fn ring(&self, offset: u64, value: u32) -> Result<(), TransportError> {
+        if self.doorbells.as_ref().is_some_and(|doorbells| doorbells.ring(offset, value)) {
+            return Ok(());
+        }
         self.client().region_write_posted(REGISTERS, offset, &value.to_le_bytes()).map_err(failed("ringing a doorbell"))
+    }
+
+    fn has_mapped_doorbells(&self) -> bool {
+        self.doorbells.is_some()
     }
 
     fn map(&self, range: &DmaRange) -> Result<(), TransportError> {

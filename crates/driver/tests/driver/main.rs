@@ -6,6 +6,7 @@ mod churn;
 mod fake;
 mod hostile;
 mod io;
+mod mapped;
 mod peers;
 mod resets;
 mod rig;

@@ -91,6 +91,10 @@ pub mod region {
     pub const FLAG_WRITE: u32 = 1 << 1;
     /// `VFIO_REGION_INFO_FLAG_MMAP`.
     pub const FLAG_MMAP: u32 = 1 << 2;
+    /// `VFIO_REGION_INFO_FLAG_CAPS`: a list of capabilities follows, or would.
+    pub const FLAG_CAPS: u32 = 1 << 3;
+    /// `VFIO_REGION_INFO_CAP_SPARSE_MMAP`: only parts of the region can be mapped.
+    pub const CAP_SPARSE_MMAP: u16 = 1;
 }
 
 /// Interrupt indexes of a PCI device (`VFIO_PCI_*_IRQ_INDEX`).
@@ -240,6 +244,32 @@ wire! {
         size: u64,
         /// Offset for mmap.
         offset: u64,
+    }
+
+    /// The start of each capability of a region.
+    pub struct CapHeader[8] {
+        /// Which capability it is.
+        id: u16,
+        /// Its version.
+        version: u16,
+        /// Where the next one starts, counted from the start of the answer's structure; 0 for none.
+        next: u32,
+    }
+
+    /// The body of [`region::CAP_SPARSE_MMAP`]; areas follow.
+    pub struct SparseMmap[8] {
+        /// Number of areas.
+        count: u32,
+        /// Zero.
+        reserved: u32,
+    }
+
+    /// One area that can be mapped.
+    pub struct SparseArea[16] {
+        /// Offset in the region in bytes.
+        offset: u64,
+        /// Size in bytes.
+        size: u64,
     }
 
     /// DEVICE_GET_REGION_IO_FDS and its answer.

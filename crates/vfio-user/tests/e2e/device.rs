@@ -9,8 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dma::{AddressSpace, MemoryMap};
-use pci::{Bar, ConfigSpace, ConfigSpaceBuilder, Interrupt, Interrupts, MsixLayout, PciFunction, Wait};
+use dma::{AddressSpace, MemoryMap, SharedPages};
+use pci::{Bar, ConfigSpace, ConfigSpaceBuilder, Interrupt, Interrupts, MappableArea, MsixLayout, PciFunction, Wait};
 use rustix::event::{EventfdFlags, eventfd};
 
 /// MSI-X vectors of the device.
@@ -29,6 +29,8 @@ pub(crate) const SWAP: u64 = 0x1020;
 
 /// A write of 1 keeps the device busy in every turn, of 0 ends that.
 pub(crate) const SPIN: u64 = 0x1028;
+/// An area of BAR 0 that can be mapped: offset and length.
+pub(crate) const AREA: (u64, u64) = (0x2000, 0x1000);
 
 /// What tests see of the device and may tell it, from another thread.
 pub(crate) struct Shared {
@@ -72,6 +74,14 @@ pub(crate) struct Device {
     generation: u64,
     spinning: bool,
     until: Option<Instant>,
+    /// What it offers to be mapped of BAR 0: offset and length.
+    pub area: Option<(u64, u64)>,
+    pages: SharedPages,
+}
+
+/// Pages that hold [`AREA`] at its offset.
+fn new_pages() -> SharedPages {
+    SharedPages::new("area", AREA.0, AREA.1).unwrap()
 }
 
 fn new_kick() -> OwnedFd {
@@ -118,6 +128,8 @@ impl Device {
             generation: 0,
             spinning: false,
             until: None,
+            area: None,
+            pages: new_pages(),
         }
     }
 
@@ -187,6 +199,15 @@ impl PciFunction for Device {
             (other, _) => panic!("write to BAR {other}"),
         }
         self.shared.in_flight.store(self.in_flight.len() as u64, Ordering::SeqCst);
+    }
+
+    fn mappable(&self, bar: usize) -> Option<MappableArea> {
+        let (offset, len) = self.area.filter(|_| bar == 0)?;
+        Some(MappableArea { offset, len, fd: self.pages.fd().clone() })
+    }
+
+    fn revoke(&mut self) {
+        self.pages = new_pages();
     }
 
     fn connect_msix(&mut self, vector: u16, interrupt: Option<Interrupt>) {

@@ -6,7 +6,7 @@ use dma::Mapping;
 use shadowbell_vfio_user::codec::wire::irq;
 
 use crate::{
-    device::{DMA, RAISE_MSIX},
+    device::{AREA, DMA, RAISE_MSIX},
     rig::{Rig, new_eventfd, signalled},
 };
 
@@ -58,4 +58,17 @@ fn the_independent_client_does_not_hang_at_the_end_of_a_region() {
     drop(client);
     assert_eq!(rig.statistics().stray_accesses, 3);
     vfio_user::Client::new(&rig.path).unwrap();
+}
+
+#[test]
+fn the_independent_client_is_offered_the_area_that_can_be_mapped() {
+    let rig = Rig::with_area(AREA.0, AREA.1);
+    let client = vfio_user::Client::new(&rig.path).unwrap();
+    let region = client.region(0).unwrap();
+    assert_eq!(region.flags, 0b1111, "read, write, mmap, capabilities");
+    assert_eq!(region.sparse_areas.iter().map(|area| (area.offset, area.size)).collect::<Vec<_>>(), [AREA]);
+    let file = region.file_offset.as_ref().unwrap();
+    assert_eq!(file.start(), 0);
+    assert_eq!(file.file().metadata().unwrap().len(), AREA.0 + AREA.1);
+    assert!(client.region(4).unwrap().file_offset.is_none());
 }

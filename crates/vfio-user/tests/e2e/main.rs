@@ -8,6 +8,7 @@ mod groups;
 mod hostile;
 mod independent;
 mod interrupts;
+mod mapping;
 mod memory;
 mod messages;
 mod rig;

@@ -1,7 +1,7 @@
 //! A server in a thread, and a client that may send anything.
 
 use std::{
-    io::{ErrorKind, IoSlice, Read, Write},
+    io::{ErrorKind, IoSlice, IoSliceMut, Read, Write},
     mem::MaybeUninit,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
@@ -19,7 +19,10 @@ use std::{
 use pci::PollMode;
 use rustix::{
     event::{EventfdFlags, eventfd},
-    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+        recvmsg, sendmsg,
+    },
 };
 use shadowbell_vfio_user::{
     Client, ClientOptions, Control, Device as Served, Server, ServerOptions, Statistics, Worker, WorkerStatistics,
@@ -67,10 +70,20 @@ impl Rig {
     }
 
     pub(crate) fn with(options: ServerOptions) -> Self {
+        Self::start(options, Device::new())
+    }
+
+    /// A device that offers this area of BAR 0 to be mapped.
+    pub(crate) fn with_area(offset: u64, len: u64) -> Self {
+        let mut device = Device::new();
+        device.area = Some((offset, len));
+        Self::start(ServerOptions::default(), device)
+    }
+
+    fn start(options: ServerOptions, device: Device) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("device.sock");
         let server = Server::bind(&path, options).unwrap();
-        let device = Device::new();
         let shared = device.shared.clone();
         let wake = new_eventfd();
         let stop = Arc::new(AtomicBool::new(false));
@@ -228,6 +241,26 @@ impl Raw {
         let (header, payload) = self.receive();
         assert_eq!((header.message_id, header.flags & FLAG_ERROR), (0xabcd, 0));
         assert_eq!(payload[16..], [0x1d, 0x1d, 0x1f, 0x1f]);
+    }
+
+    /// Receives one answer and says how many descriptors came with its header, which is read by itself as QEMU does.
+    pub(crate) fn receive_with_fds(&mut self) -> (Header, Vec<u8>, Vec<OwnedFd>) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut bytes = [0; Header::SIZE];
+        let mut iov = [IoSliceMut::new(&mut bytes)];
+        let got = recvmsg(&self.stream, &mut iov, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+        assert_eq!(got.bytes, Header::SIZE);
+        let mut fds = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(more) = message {
+                fds.extend(more);
+            }
+        }
+        let (header, _) = Header::split(&bytes).unwrap();
+        let mut payload = vec![0; usize::try_from(header.size).unwrap() - Header::SIZE];
+        self.stream.read_exact(&mut payload).unwrap();
+        (header, payload, fds)
     }
 
     /// Waits until the server has closed the connection; answers that are under way are skipped.
