@@ -124,7 +124,7 @@ impl CompletionQueue {
                 // was mapped, and the index is inside it.
                 let stored = window.store_pair(usize::from(posted.index) * command::CQE_BYTES, first, second);
                 debug_assert!(stored.is_ok(), "entry inside its ring");
-                self.owes_interrupt = true;
+                self.owes_interrupt = self.vector.is_some();
             }
             _ => self.deferred.push_back((permit, entry)),
         }

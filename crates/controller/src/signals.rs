@@ -40,6 +40,9 @@ enum Reason {
 impl Controller {
     /// One interrupt, now or later, for each CQ that has new entries.
     pub(crate) fn raise_interrupts(&mut self) {
+        if self.engine.raise.is_empty() && self.owed.is_empty() {
+            return;
+        }
         let mut line = false;
         let mut raise = std::mem::take(&mut self.engine.raise);
         for cqid in raise.drain(..) {
