@@ -236,12 +236,6 @@ fn several_devices_are_greeted_counted_and_ended_together() {
         "{greeting}"
     );
     assert_eq!(greeting.matches("vfio-user-pci").count(), 3, "{greeting}");
-    let threads = format!("/proc/{}/task", serving.child.id());
-    let names =
-        fs::read_dir(threads).unwrap().map(|task| fs::read_to_string(task.unwrap().path().join("comm")).unwrap());
-    let mut workers: Vec<_> = names.filter(|name| name.starts_with("worker-")).collect();
-    workers.sort();
-    assert_eq!(workers, ["worker-0\n", "worker-1\n"]);
     for socket in [&a, &b, &c] {
         UnixStream::connect(socket).unwrap();
     }
@@ -253,6 +247,12 @@ fn several_devices_are_greeted_counted_and_ended_together() {
         assert!(start.elapsed() < LIMIT, "the statistics file is written at SIGUSR1");
         std::thread::yield_now();
     }
+    let threads = format!("/proc/{}/task", serving.child.id());
+    let names =
+        fs::read_dir(threads).unwrap().map(|task| fs::read_to_string(task.unwrap().path().join("comm")).unwrap());
+    let mut workers: Vec<_> = names.filter(|name| name.starts_with("worker-")).collect();
+    workers.sort();
+    assert_eq!(workers, ["worker-0\n", "worker-1\n"]);
     let json: serde_json::Value = serde_json::from_slice(&fs::read(&stats).unwrap()).unwrap();
     let of =
         |name: &str| json["devices"].as_array().unwrap().iter().map(|d| d[name].as_str().unwrap()).collect::<Vec<_>>();
