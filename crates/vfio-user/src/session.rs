@@ -479,8 +479,8 @@ impl Session {
     }
 }
 
-/// The answer about a region with an area that can be mapped. Who has no room for the area is told how much it takes
-/// (`linux/vfio.h`: argsz, cap_offset).
+/// The answer about a region with an area that can be mapped. Who has no room for the area is told how much it takes. The offset
+/// of the list is there all the same: QEMU refuses an answer that has the flag and not the offset.
 fn sparse(answer: RegionInfo, argsz: u32, area: &MappableArea) -> Vec<u8> {
     const FULL: usize = RegionInfo::SIZE + CapHeader::SIZE + SparseMmap::SIZE + SparseArea::SIZE;
     const FULL_U32: u32 = FULL as u32;
@@ -488,7 +488,7 @@ fn sparse(answer: RegionInfo, argsz: u32, area: &MappableArea) -> Vec<u8> {
     let answer = RegionInfo {
         argsz: FULL_U32,
         flags: answer.flags | region::FLAG_MMAP | region::FLAG_CAPS,
-        cap_offset: if room { 32 } else { 0 },
+        cap_offset: 32,
         ..answer
     };
     let mut payload = answer.as_bytes().to_vec();

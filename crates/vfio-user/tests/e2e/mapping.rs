@@ -44,7 +44,7 @@ fn the_area_is_described_to_who_has_room_and_its_size_to_who_has_not() {
             argsz: 64,
             flags: READ_WRITE | region::FLAG_MMAP | region::FLAG_CAPS,
             index: 0,
-            cap_offset: if room { 32 } else { 0 },
+            cap_offset: 32,
             size: 16384,
             offset: 0,
         };
