@@ -176,7 +176,11 @@ fn clients_that_flood_talk_nonsense_or_vanish_starve_nobody() {
                 let mut raw = group.greeted(0);
                 let mut answers = raw.stream.try_clone().unwrap();
                 let reader = std::thread::spawn(move || std::io::copy(&mut answers, &mut std::io::sink()));
-                while !done.load(Ordering::SeqCst) && raw.stream.write_all(&flood).is_ok() {}
+                while raw.stream.write_all(&flood).is_ok() {
+                    if done.load(Ordering::SeqCst) {
+                        break;
+                    }
+                }
                 let _ = raw.stream.shutdown(Shutdown::Both);
                 let _ = reader.join().unwrap();
             }
