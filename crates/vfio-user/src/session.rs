@@ -483,10 +483,10 @@ impl Session {
 /// of the list is there all the same: QEMU refuses an answer that has the flag and not the offset.
 fn sparse(answer: RegionInfo, argsz: u32, area: &MappableArea) -> Vec<u8> {
     const FULL: usize = RegionInfo::SIZE + CapHeader::SIZE + SparseMmap::SIZE + SparseArea::SIZE;
-    const FULL_U32: u32 = FULL as u32;
-    let room = argsz >= FULL_U32;
+    let full = u32::try_from(FULL).unwrap_or(u32::MAX);
+    let room = argsz >= full;
     let answer = RegionInfo {
-        argsz: FULL_U32,
+        argsz: full,
         flags: answer.flags | region::FLAG_MMAP | region::FLAG_CAPS,
         cap_offset: 32,
         ..answer

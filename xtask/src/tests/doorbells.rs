@@ -108,14 +108,17 @@ pub(super) fn mapped_doorbells_survive_reboots_and_rebinds(bench: &mut Bench) ->
     Ok(())
 }
 
-/// Of all queues, the admin queue among them: what the VMM traps while it moves the BAR, at most.
+/// Of the I/O queues. QEMU traps accesses for a second after each edge of the legacy line, which the admin queue has until the
+/// driver has switched MSI-X on.
 fn register_writes_are_rare(stats: &Stats) -> Result<()> {
-    let Stats { device, queues, .. } = stats;
+    let Stats { device, totals, .. } = stats;
     ensure!(device.mapped_doorbells && device.doorbell_buffer_config == 0, "doorbells are not mapped");
-    let (commands, writes) = queues.iter().map(|queue| queue.counters).fold((0, 0), |(commands, writes), c| {
-        (commands + c.commands, writes + c.sq_doorbell_writes + c.cq_doorbell_writes)
-    });
-    ensure!(writes * 1000 <= commands, "{writes} register writes were messages, of {commands} commands");
+    let writes = totals.sq_doorbell_writes + totals.cq_doorbell_writes;
+    ensure!(
+        writes * 1000 <= totals.commands,
+        "{writes} register writes were messages, of {} commands",
+        totals.commands
+    );
     Ok(())
 }
 

@@ -389,7 +389,7 @@ impl Machine {
     /// something happened: `false` when the function sleeps and nothing wakes it.
     pub fn turn(&mut self) -> bool {
         if !self.awake {
-            if !self.has_readable_fd() && !(self.clock && self.until.is_some()) {
+            if !(self.has_readable_fd() || self.clock && self.until.is_some()) {
                 return false;
             }
             self.wake();
