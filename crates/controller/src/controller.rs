@@ -31,6 +31,9 @@ use crate::{
 /// Commands that one queue may have carried out before the next queue gets its turn.
 const BATCH: u16 = 64;
 
+/// Looks at tails that a turn without work ends with, of all queues together.
+const LOOKS: usize = 16;
+
 /// Bounds of the slow look at sleeping queues. Drivers before Linux 4.19 lack the full barrier, so one of their commands can
 /// go unnoticed; the look finds it.
 const FIRST_LOOK: Duration = Duration::from_millis(5);
@@ -380,11 +383,15 @@ impl Controller {
         worked |= self.drained();
         worked |= self.finish_shutdown();
         if self.is_running() {
-            let mut i = 0;
-            // Admin commands add and remove queues on the way.
-            while let Some(qid) = self.engine.active.get(i).copied() {
-                worked |= self.run(qid);
-                i += 1;
+            worked |= self.run_queues();
+            if !worked && self.waits_for_tails() {
+                // A few more looks right away: a whole turn costs many times as much.
+                for _ in 0..LOOKS / self.engine.active.len().max(1) {
+                    if !self.engine.tails_are_still() {
+                        worked = self.run_queues();
+                        break;
+                    }
+                }
             }
             self.engine.kick();
             self.engine.rotate();
@@ -403,6 +410,23 @@ impl Controller {
             self.clock.worked();
         }
         std::mem::take(&mut self.fetched).max(worked.into())
+    }
+
+    /// Carries out what the queues have, up to a batch of each.
+    #[inline]
+    fn run_queues(&mut self) -> bool {
+        let (mut worked, mut i) = (false, 0);
+        // Admin commands add and remove queues on the way.
+        while let Some(qid) = self.engine.active.get(i).copied() {
+            worked |= self.run(qid);
+            i += 1;
+        }
+        worked
+    }
+
+    /// Nothing but a queue's tail can bring work now.
+    fn waits_for_tails(&self) -> bool {
+        self.owed.is_empty() && self.engine.namespaces.iter().all(|namespace| !namespace.at_work)
     }
 
     /// Carries out what one queue has, up to a batch.

@@ -217,6 +217,15 @@ impl Engine {
         self.sqs.iter().skip(1).any(Option::is_some) || self.cqs.iter().skip(1).any(Option::is_some)
     }
 
+    /// Whether no queue has anything to fetch, by a look at each tail and at nothing else.
+    #[inline]
+    pub(crate) fn tails_are_still(&self) -> bool {
+        self.active.iter().all(|qid| match self.sqs.get(usize::from(*qid)) {
+            Some(Some(sq)) => sq.consumer.is_still() || !sq.ring.is_mapped() || sq.deleting.is_some(),
+            _ => true,
+        })
+    }
+
     /// Arms a queue's wake-up before a sleep: the SQ's tail, or the CQ's head where the SQ waits for room there. `None` for a
     /// queue that no ring can make runnable.
     pub(crate) fn arm(&mut self, qid: u16) -> Option<Armed> {

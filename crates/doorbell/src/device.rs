@@ -76,6 +76,12 @@ impl<S: Slot> SubmissionConsumer<S> {
         Ok(self.waiting())
     }
 
+    /// Whether nothing waits and a look would find nothing.
+    #[inline]
+    pub fn is_still(&self) -> bool {
+        self.waiting() == 0 && self.tail.is_still()
+    }
+
     /// Takes one waiting entry and returns its index, or `None`.
     #[inline]
     pub fn take(&mut self) -> Option<u16> {

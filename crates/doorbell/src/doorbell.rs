@@ -272,6 +272,22 @@ impl<S: Slot> Doorbell<S> {
         self.take_word(raw, room)
     }
 
+    /// Whether a look would find nothing: one load, and no more. For who looks again and again.
+    #[inline]
+    pub fn is_still(&self) -> bool {
+        let raw = match (&self.shadow, &self.mapped) {
+            (Some(Shadow { words: None, .. }), _) => return true,
+            (Some(Shadow { words: Some((slot, _)), unmoved: Some(attached), .. }), _) => {
+                return slot.load() == *attached && self.pending.is_none();
+            }
+            (Some(Shadow { words: Some((slot, _)), unmoved: None, .. }), _) => slot.load(),
+            (None, Some(register)) => register.load(),
+            (None, None) => return self.pending.is_none(),
+        };
+        let value = raw & SLOT_MASK;
+        value == u32::from(self.seen) || self.refused == Some(value)
+    }
+
     /// As [`Doorbell::look`], without a slot.
     #[inline]
     fn look_at_register(&mut self, room: u16) -> Result<bool, Invalid> {

@@ -511,7 +511,11 @@ impl World {
         }
         for q in (0..SQS).map(|i| (first + i) % SQS) {
             let Some(sq) = &mut device.sqs[q] else { continue };
-            device.invalid += usize::from(sq.consumer.look().is_err());
+            // Nothing moves between the two. A tail that is not still need not have moved: its slot may be new.
+            let (still, before) = (sq.consumer.is_still(), sq.consumer.tail());
+            let looked = sq.consumer.look();
+            assert!(!still || looked == Ok(0) && sq.consumer.tail() == before, "a still tail has moved");
+            device.invalid += usize::from(looked.is_err());
             if sq.consumer.waiting() > 0 {
                 sq.consumer.suppress();
             }
