@@ -192,8 +192,7 @@ impl Pacer {
             }
             Idle::Polling { since, turns } => {
                 let mut since = since;
-                if (turns + 1).is_multiple_of(TURNS)
-                    && since.get_or_insert_with(Instant::now).elapsed() >= Self::BUDGET
+                if (turns + 1).is_multiple_of(TURNS) && since.get_or_insert_with(Instant::now).elapsed() >= Self::BUDGET
                 {
                     self.polling.learn(Outcome::Harmed);
                     self.idle = Idle::Over;
