@@ -68,7 +68,7 @@ impl Server {
         let socket = dir.join(format!("{name}.sock"));
         let stats_file = dir.join(format!("{name}.stats.json"));
         let mut command = Command::new(program);
-        command.arg("serve").args(disks).arg("--socket").arg(&socket);
+        command.arg("serve").arg("--socket").arg(&socket).args(disks);
         command.arg("--stats-file").arg(&stats_file).args(args);
         let error_log = dir.join(format!("{name}.err.log"));
         let mut process = Process::start("shadowbell", &command, &error_log)?;

@@ -86,6 +86,27 @@ pub(super) fn two_namespaces(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
+/// Two controllers that one thread serves, in one guest and busy together.
+pub(super) fn two_devices_of_one_worker(bench: &mut Bench) -> Result<()> {
+    if !bench.is_ours() {
+        return Ok(());
+    }
+    let first = bench.image("first.img", 64)?;
+    let second = bench.image("second.img", 96)?;
+    let socket = first.with_file_name("second.sock");
+    let [image, path] = [&second, &socket].map(|path| path.to_string_lossy().into_owned());
+    let served = bench.serve(&[&first], &["--workers", "1", "--socket", &path, &image])?;
+    let mut config = bench.config(&served, include_str!("../../guest/tests/two-devices.sh"));
+    let device = serde_json::json!({"driver": "vfio-user-pci", "socket": {"type": "unix", "path": path}});
+    config.qemu_args = vec!["-device".to_owned(), device.to_string()];
+    bench.boot(&config)?.succeed(LIMIT)?;
+    served.stop()?;
+    for (image, byte) in [(&first, b'1'), (&second, b'2')] {
+        ensure!(holds_only(image, 3 * MIB, byte)?, "{} does not hold what the guest wrote", image.display());
+    }
+    Ok(())
+}
+
 /// Four MiB from `offset` are all `byte`.
 fn holds_only(image: &Path, offset: u64, byte: u8) -> Result<bool> {
     let mut data = vec![0; 4 << 20];

@@ -65,6 +65,7 @@ const TESTS: &[Test] = &[
     Test { name: "discard_and_zeroes_make_holes", kernels: OLD, run: data::discard_and_zeroes_make_holes },
     Test { name: "nvme_cli_sees_a_sane_controller", kernels: BOTH, run: management::nvme_cli_sees_a_sane_controller },
     Test { name: "two_namespaces", kernels: OLD, run: data::two_namespaces },
+    Test { name: "two_devices_of_one_worker", kernels: OLD, run: data::two_devices_of_one_worker },
     Test { name: "seabios_boots_from_the_disk", kernels: OLD, run: firmware::seabios_boots_from_the_disk },
     Test { name: "ovmf_boots_from_the_disk", kernels: OLD, run: firmware::ovmf_boots_from_the_disk },
     Test { name: "queues_of_two_entries", kernels: OLD, run: doorbells::queues_of_two_entries },
