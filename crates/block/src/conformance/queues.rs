@@ -237,7 +237,15 @@ pub fn wait_fd_wakes_a_sleeper(backend: &Backend) {
         let operation = if round % 5 == 4 { Operation::Flush } else { Operation::Read };
         let (len, pieces) = if operation == Operation::Flush { (0, vec![]) } else { (4096, vec![(0, 4096)]) };
         let mut request = request(round, operation, 0, len, guest.segments(&pieces));
-        assert_eq!(queue.submit(&mut request), Submitted::Queued);
+        match queue.submit(&mut request) {
+            Submitted::Queued => {}
+            // What needs no waiting; flushes do.
+            Submitted::Done(result) if operation == Operation::Read => {
+                assert_eq!(result, Ok(()));
+                continue;
+            }
+            other => panic!("{operation:?}: {other:?}"),
+        }
         queue.kick();
         assert!(rings(&*queue, LIMIT), "wait_fd must become readable while nobody polls (round {round})");
         assert!(rings(&*queue, Duration::ZERO), "and stay so");

@@ -12,8 +12,9 @@
 //! - Reading past the end of a file that was cut short behind our back is an error; writing there makes it grow again.
 //!
 //! # Three engines
-//! [`Engine::Uring`] submits in batches and never blocks; [`Engine::Threads`] does the same with a few threads for hosts and
-//! containers where io_uring is forbidden. [`Engine::Inline`] makes each call in `submit`, which pays for files in memory; of those without holes it copies the pages
+//! [`Engine::Uring`] submits in batches and never blocks; a single read of a file in the page cache it tries by a plain call
+//! first. [`Engine::Threads`] does the same with a few threads for hosts and containers where io_uring is forbidden.
+//! [`Engine::Inline`] makes each call in `submit`, which pays for files in memory; of those without holes it copies the pages
 //! without a call.
 
 mod error;

@@ -12,7 +12,7 @@ use super::{Shared, sys::Iovecs};
 use crate::{BlockError, Completion, Direction, Operation, Request};
 
 /// Most pieces that one call takes (UIO_MAXIOV).
-const IOV_MAX: usize = 1024;
+pub(super) const IOV_MAX: usize = 1024;
 /// How often in a row a step is tried again that was interrupted or found no resources.
 const MAX_RETRIES: u32 = 1000;
 /// Pages of a bounce buffer that a slot keeps for its next request; larger ones are given back.

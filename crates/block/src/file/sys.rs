@@ -46,6 +46,15 @@ fn set_lock(fd: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Reads what is in the page cache, without waiting for anything: bytes read, or the error number, `EAGAIN` when nothing is
+/// there. `iovecs` are those of a request, at most IOV_MAX.
+pub(super) fn read_cached(fd: BorrowedFd<'_>, iovecs: &[libc::iovec], offset: u64) -> Result<u64, i32> {
+    // SAFETY: the memory is mapped for as long as the request lives; the kernel writes there, to which no Rust reference exists.
+    let n =
+        unsafe { libc::preadv2(fd.as_raw_fd(), iovecs.as_ptr(), count(iovecs), position(offset)?, libc::RWF_NOWAIT) };
+    moved(n)
+}
+
 /// Carries out one step and blocks for as long as it takes; bytes moved, or the error number.
 pub(super) fn perform(fd: BorrowedFd<'_>, io: &Io<'_>) -> Result<u64, i32> {
     match io {
