@@ -71,7 +71,7 @@ while read -r slot jobs depth seconds; do
     [ "$slot" = end ] && exit 0
     interrupts=$(interrupts $slot) hits=$(hits)
     DISK=/dev/$(disk_at $slot) JOBS=$jobs DEPTH=$depth CPUS=0-$((jobs - 1)) RUNTIME=$seconds \
-        fio --output-format=json --output=/tmp/out.json /root/compare.fio > /tmp/fio.txt 2>&1 ||
+        fio --output-format=json --output=/tmp/out.json /opt/compare.fio > /tmp/fio.txt 2>&1 ||
         { echo "fio failed on $(disk_at $slot)"; cat /tmp/fio.txt; grep '^fio:' /tmp/out.json; exit 1; }
     echo "@result $(results) interrupts=$(($(interrupts $slot) - interrupts)) hits=$(($(hits) - hits))"
 done

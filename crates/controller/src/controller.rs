@@ -9,7 +9,6 @@ use std::{
 use dma::MemoryMap;
 use doorbell::{Armed, Depth};
 use nvme::{
-    AdminOpcode, Status,
     logs::AsyncEvent,
     registers::{Cc, Csts, Doorbell, ShutdownNotification, ShutdownStatus, doorbell_at},
 };
@@ -17,10 +16,10 @@ use pci::{Interrupts, Wait};
 use thiserror::Error;
 
 use crate::{
-    admin::{Reply, events::Events, features::Features, logs::ErrorLog},
+    admin::{events::Events, features::Features, logs::ErrorLog},
     clock::Clock,
     config::{Config, ConfigError, DoorbellMode},
-    engine::{DSTRD, DoorbellPage, Engine, Failure, Fetch, Fetched, PREFETCH},
+    engine::{DSTRD, DoorbellPage, Engine, Fetch, PREFETCH},
     namespace::Namespace,
     queue::{CompletionQueue, SubmissionQueue},
     registers::{RegisterEvent, Registers},
@@ -470,53 +469,6 @@ impl Controller {
             self.engine.counters.queue(qid).wakeups += 1;
         }
         done > 0
-    }
-
-    fn admin(&mut self, fetched: Fetched) {
-        let Fetched { sqe, permit } = fetched;
-        let reply = match self.offer.admin(AdminOpcode(sqe.opcode)) {
-            None => Reply::Failed(Status::INVALID_OPCODE.with_dnr()),
-            Some(_) if sqe.flags != 0 => Reply::Failed(Status::INVALID_FIELD.with_dnr()),
-            Some(handler) => handler(self, &sqe),
-        };
-        let cid = sqe.cid.get();
-        match reply {
-            Reply::Done(dw0) => self.engine.complete(0, cid, permit, Status::SUCCESS, dw0),
-            Reply::Failed(status) => {
-                tracing::debug!(opcode = %AdminOpcode(sqe.opcode), %status, "admin command failed");
-                self.errors.record(Failure { sqid: 0, cid, status, nsid: sqe.nsid.get(), lba: 0 });
-                self.engine.complete(0, cid, permit, status, 0);
-            }
-            Reply::Parked => {
-                if let Some(sq) = self.engine.sq(0) {
-                    sq.outstanding = sq.outstanding.saturating_sub(1);
-                }
-                if let Some(cq) = self.engine.cq(0) {
-                    cq.producer.give_back(permit);
-                }
-            }
-            Reply::Flush => {
-                let all = 0..self.engine.namespaces.len();
-                self.engine.flush(0, &sqe, permit, all);
-            }
-            Reply::Deleting(qid) => {
-                if let Some(sq) = self.engine.sq(qid) {
-                    sq.deleting = Some((cid, permit));
-                }
-            }
-        }
-    }
-
-    fn finish_deletions(&mut self) -> bool {
-        if self.engine.deleted.is_empty() {
-            return false;
-        }
-        let deleted = std::mem::take(&mut self.engine.deleted);
-        for (qid, cid, permit) in deleted {
-            self.engine.remove_sq(qid);
-            self.engine.complete(0, cid, permit, Status::SUCCESS, 0);
-        }
-        true
     }
 
     /// Arms every queue, and says whether it is safe to sleep.

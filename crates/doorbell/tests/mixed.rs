@@ -2,7 +2,7 @@
 //!
 //! Time passes in steps, and any step of one side can fall between two steps of the other: a driver stores its slot in one
 //! step and reads EventIdx in a later one; a register write arrives later than it was made, though in order. (What a CPU may
-//! reorder inside a step is for `loom.rs`.) A device that sleeps is woken by a register write, by its backend, by a command or by
+//! reorder inside a step is for `loom`.) A device that sleeps is woken by a register write, by its backend, by a command or by
 //! memory that comes back, and by nothing else: no timer.
 #![allow(missing_docs, clippy::cast_possible_truncation, clippy::unwrap_used)]
 

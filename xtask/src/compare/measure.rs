@@ -131,7 +131,7 @@ impl Session {
             if setup.trace { VIRTIO_RING } else { "" }
         );
         let config =
-            GuestConfig { script, qemu_args, files: vec![(job, "root/compare.fio".to_owned())], ..setup.guest.clone() };
+            GuestConfig { script, qemu_args, files: vec![(job, "opt/compare.fio".to_owned())], ..setup.guest.clone() };
         let mut guest = Guest::boot(setup.rig, &config, dir, "guest")?;
         if let Err(fault) = guest.wait_for("@ready", BOOT_LIMIT) {
             bail!("{fault}{}", said(&guest, dir));
